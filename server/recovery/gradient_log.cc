@@ -116,6 +116,11 @@ bool GradientLog::Append(const std::string& name, const GradientRecord& record, 
   observer_.OnLogAppend(sequence.ok() ? static_cast<int64_t>(bytes) : 0, sequence.ok());
   MutexLock lock(mu_);
   if (!sequence.ok()) Abandon(log, sequence.status());
+  // A sync that ran meanwhile has taken this record for one that it covers.
+  if (sequence.ok() && log_ == log && backlog_ < bytes) {
+    backlog_ = bytes;
+    changed_.notify_all();
+  }
   const auto found = sessions_.find(record.at.session_id);
   if (found == sessions_.end()) return false;
   Session& session = found->second;

@@ -232,18 +232,20 @@ uint64_t ShardLog::NeededFrom(uint64_t session_id) const {
   return found == sessions_.end() ? 0 : found->second.needed_from;
 }
 
-void ShardLog::OnSnapshot(uint64_t session_id, uint64_t sequence, const std::map<uint32_t, LayerStep>& snapshot_steps) {
+void ShardLog::OnSnapshot(uint64_t session_id, uint64_t needed_from, uint64_t begun_at,
+                          const std::map<uint32_t, LayerStep>& snapshot_steps) {
   MutexLock lock(mu_);
   const auto found = sessions_.find(session_id);
   if (found == sessions_.end()) return;
   Session& session = found->second;
-  session.needed_from = std::max(session.needed_from, sequence);
+  session.needed_from = std::max(session.needed_from, needed_from);
   for (auto missed = session.missed.begin(); missed != session.missed.end();) {
     const auto image = snapshot_steps.find(missed->first);
     const bool held = image != snapshot_steps.end() && Holds(image->second, missed->second);
     missed = held ? session.missed.erase(missed) : std::next(missed);
   }
-  if (session.stale && session.missed.empty() && log_ != nullptr && log_->health().ok()) {
+  const bool holds_all = session.missed.empty() && begun_at >= session.lost_before;
+  if (session.stale && holds_all && log_ != nullptr && log_->health().ok()) {
     session.stale = false;
     observer_.OnLogStale(session.name, false);
     logger_.Log(Severity::kInfo, "log is whole again: the session's snapshot holds what it lacked",
@@ -316,8 +318,8 @@ void ShardLog::SyncLoop() {
     bool last = false;
     {
       MutexLock lock(mu_);
-      idle_ = true;  // before the check below: an append that the check misses sees idle_ and notifies
       changed_.wait(mu_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+        idle_ = true;  // before each check: an append that the check misses sees idle_ and notifies
         return stopping_ || log_ == nullptr || log_->synced_before() < log_->next_sequence() || !log_->health().ok();
       });
       idle_ = false;
@@ -339,21 +341,24 @@ void ShardLog::Abandon(const std::shared_ptr<store::RecordLog>& log) {
   if (log_ != log) return;  // another thread has abandoned it already
   broken_ = log->health();
   first_sequence_ = log->first_sequence();
-  durable_before_ = log->synced_before();
+  next_sequence_ = log->next_sequence();
   log_ = nullptr;
   if (absl::IsNotFound(broken_)) LoseFiles();
   changed_.notify_all();
 }
 
 void ShardLog::LoseFiles() {
-  for (auto& [id, session] : sessions_) MarkStale(session, "the log's files were removed");
+  for (auto& [id, session] : sessions_) {
+    session.lost_before = next_sequence_;
+    MarkStale(session, "the log's files were removed");
+  }
 }
 
 void ShardLog::Reopen() {
   store::RecordLogOptions options = options_.log;
   {
     MutexLock lock(mu_);
-    options.first_sequence = durable_before_;
+    options.first_sequence = next_sequence_;
   }
   absl::StatusOr<std::unique_ptr<store::RecordLog>> opened = store::RecordLog::Open(fs_, dir_, options, nullptr);
   MutexLock lock(mu_);

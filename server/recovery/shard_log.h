@@ -77,10 +77,11 @@ class ShardLog {
   // Returns the sequence of the first record that the session needs, or 0 if the session is not known.
   uint64_t NeededFrom(uint64_t session_id) const;
 
-  // Call it when a snapshot of the session is durable. The session then needs the log from `sequence` on.
-  // `snapshot_steps` has the step of each layer's image. Ends the session's staleness if the images hold all missing
-  // records.
-  void OnSnapshot(uint64_t session_id, uint64_t sequence, const std::map<uint32_t, LayerStep>& snapshot_steps);
+  // Call it when a snapshot of the session is durable. The session then needs the log from `needed_from` on.
+  // `begun_at` was next_sequence() when the first image was made; `snapshot_steps` has the step of each layer's image.
+  // Ends the session's staleness if the images hold all missing records.
+  void OnSnapshot(uint64_t session_id, uint64_t needed_from, uint64_t begun_at,
+                  const std::map<uint32_t, LayerStep>& snapshot_steps);
 
   bool stale(uint64_t session_id) const;
   bool writable() const;
@@ -97,6 +98,7 @@ class ShardLog {
     uint64_t epoch = 0;
     uint64_t needed_from = 0;              // sequence of the first record that the session needs
     std::map<uint32_t, LayerStep> missed;  // by layer, the last step of which the log may lack a record
+    uint64_t lost_before = 0;  // records below this were lost with the log's files
     bool stale = false;
   };
 
@@ -132,9 +134,9 @@ class ShardLog {
   std::atomic<bool> idle_ = false;                              // the syncer waits for changed_
   std::shared_ptr<store::RecordLog> log_ ABSL_GUARDED_BY(mu_);  // null while the log cannot be written
   absl::Status broken_ ABSL_GUARDED_BY(mu_);                    // why log_ is null
-  // Of the log that was abandoned last: its first record, and RecordLog::synced_before.
+  // Of the log that was abandoned last.
   uint64_t first_sequence_ ABSL_GUARDED_BY(mu_) = 1;
-  uint64_t durable_before_ ABSL_GUARDED_BY(mu_) = 1;
+  uint64_t next_sequence_ ABSL_GUARDED_BY(mu_) = 1;
   absl::flat_hash_map<uint64_t, Session> sessions_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::thread syncer_;

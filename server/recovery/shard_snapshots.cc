@@ -42,10 +42,9 @@ int64_t StateBytes(const SnapshotImages& snapshot) {
 
 std::string LayerKey(uint32_t layer) { return absl::StrCat("layer-", absl::Dec(layer, absl::kZeroPad6)); }
 
-absl::Status RemoveStore(store::FileSystem& fs, std::unique_ptr<store::SnapshotStore> store, const std::string& dir) {
-  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> ids, store->List());
-  for (const uint64_t id : ids) PRECONDOR_RETURN_IF_ERROR(store->Remove(id));
-  store.reset();
+absl::Status RemoveStore(store::FileSystem& fs, store::SnapshotStore& store, const std::string& dir) {
+  PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> ids, store.List());
+  for (const uint64_t id : ids) PRECONDOR_RETURN_IF_ERROR(store.Remove(id));
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<std::string> left, fs.List(dir));
   for (const std::string& name : left) PRECONDOR_RETURN_IF_ERROR(fs.RemoveFile(store::JoinPath(dir, name)));
   return fs.RemoveDir(dir);
@@ -90,7 +89,7 @@ absl::Status ShardSnapshots::Open(const Restore& restore, Durable durable,
   for (const std::string& name : names) {
     uint64_t session_id = 0;
     if (!absl::SimpleAtoi(name, &session_id)) continue;
-    PRECONDOR_RETURN_IF_ERROR(StoreOf(session_id).status());
+    PRECONDOR_RETURN_IF_ERROR(FindOrOpenStore(session_id).status());
     if (skip == nullptr || !skip(session_id)) PRECONDOR_RETURN_IF_ERROR(Load(session_id, restore));
   }
   if (background_) writer_ = std::thread([this] { Loop(); });
@@ -98,7 +97,7 @@ absl::Status ShardSnapshots::Open(const Restore& restore, Durable durable,
 }
 
 absl::Status ShardSnapshots::Load(uint64_t session_id, const Restore& restore) {
-  PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotStore* const store, StoreOf(session_id));
+  PRECONDOR_ASSIGN_OR_RETURN(const std::shared_ptr<const store::SnapshotStore> store, FindOrOpenStore(session_id));
   const absl::StatusOr<store::FoundSnapshot> found = store->LatestValid();
   if (!found.ok() && !absl::IsNotFound(found.status())) return found.status();
   if (!found.ok()) {
@@ -124,13 +123,19 @@ absl::Status ShardSnapshots::Load(uint64_t session_id, const Restore& restore) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<store::SnapshotStore*> ShardSnapshots::StoreOf(uint64_t session_id) const {
+std::shared_ptr<const store::SnapshotStore> ShardSnapshots::FindStore(uint64_t session_id) const {
   MutexLock lock(stores_mu_);
   const auto found = stores_.find(session_id);
-  if (found != stores_.end()) return found->second.get();
+  return found == stores_.end() ? nullptr : found->second;
+}
+
+absl::StatusOr<std::shared_ptr<store::SnapshotStore>> ShardSnapshots::FindOrOpenStore(uint64_t session_id) {
+  MutexLock lock(stores_mu_);
+  const auto found = stores_.find(session_id);
+  if (found != stores_.end()) return found->second;
   PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<store::SnapshotStore> store,
                              store::SnapshotStore::Open(fs_, store::JoinPath(dir_, absl::StrCat(session_id))));
-  return stores_.emplace(session_id, std::move(store)).first->second.get();
+  return stores_.emplace(session_id, std::move(store)).first->second;
 }
 
 absl::StatusOr<SnapshotImages> ShardSnapshots::ReadLayers(const store::SnapshotStore& store,
@@ -301,7 +306,7 @@ bool ShardSnapshots::WaitIdle(absl::Time deadline) {
 
 void ShardSnapshots::Write(const SnapshotImages& snapshot) {
   const uint64_t session_id = snapshot.install.install.session_id;
-  const absl::StatusOr<store::SnapshotStore*> store = StoreOf(session_id);
+  const absl::StatusOr<std::shared_ptr<store::SnapshotStore>> store = FindOrOpenStore(session_id);
   const absl::Time start = clock_.Now();
   const absl::StatusOr<uint64_t> written = store.ok() ? WriteFiles(snapshot, **store) : store.status();
   uint64_t before = 0;
@@ -356,7 +361,7 @@ absl::Status ShardSnapshots::Prune(store::SnapshotStore& store, uint64_t session
 }
 
 void ShardSnapshots::Erase(uint64_t session_id) {
-  std::unique_ptr<store::SnapshotStore> store;
+  std::shared_ptr<store::SnapshotStore> store;
   {
     MutexLock lock(mu_);
     last_sequence_.erase(session_id);
@@ -369,7 +374,7 @@ void ShardSnapshots::Erase(uint64_t session_id) {
     store = std::move(found->second);
     stores_.erase(found);
   }
-  const absl::Status status = RemoveStore(fs_, std::move(store), store::JoinPath(dir_, absl::StrCat(session_id)));
+  const absl::Status status = RemoveStore(fs_, *store, store::JoinPath(dir_, absl::StrCat(session_id)));
   if (status.ok()) return;
   logger_.Log(Severity::kWarning, "snapshots of a closed session stay",
               {{"session_id", session_id}, {"reason", absl::string_view(status.message())}});
@@ -402,7 +407,8 @@ absl::StatusOr<std::vector<SnapshotSummary>> ShardSnapshots::List() const {
 
 absl::StatusOr<std::vector<SnapshotSummary>> ShardSnapshots::ListOf(uint64_t session_id) const {
   std::vector<SnapshotSummary> summaries;
-  PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotStore* const store, StoreOf(session_id));
+  const std::shared_ptr<const store::SnapshotStore> store = FindStore(session_id);
+  if (store == nullptr) return summaries;
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<uint64_t> ids, store->List());
   for (const uint64_t id : ids) {
     const absl::StatusOr<store::SnapshotManifest> manifest = store->ReadManifest(id);
@@ -414,13 +420,10 @@ absl::StatusOr<std::vector<SnapshotSummary>> ShardSnapshots::ListOf(uint64_t ses
 }
 
 absl::StatusOr<SnapshotSummary> ShardSnapshots::Verify(uint64_t session_id, uint64_t id) const {
-  bool known = false;
-  {
-    MutexLock lock(stores_mu_);
-    known = stores_.contains(session_id);
+  const std::shared_ptr<const store::SnapshotStore> store = FindStore(session_id);
+  if (store == nullptr) {
+    return absl::NotFoundError(absl::StrCat("session_id ", session_id, ": no snapshots on this shard"));
   }
-  if (!known) return absl::NotFoundError(absl::StrCat("session_id ", session_id, ": no snapshots on this shard"));
-  PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotStore* const store, StoreOf(session_id));
   PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotManifest manifest, store->ReadManifest(id));
   PRECONDOR_ASSIGN_OR_RETURN(const SnapshotImages snapshot, ReadLayers(*store, manifest, [](LayerImage) {}));
   return Summarize(snapshot, manifest);

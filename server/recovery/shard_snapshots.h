@@ -118,7 +118,9 @@ class ShardSnapshots {
   };
   using Job = std::function<void()>;
 
-  absl::StatusOr<store::SnapshotStore*> StoreOf(uint64_t session_id) const;
+  // Returns null if the session has no snapshots.
+  std::shared_ptr<const store::SnapshotStore> FindStore(uint64_t session_id) const;
+  absl::StatusOr<std::shared_ptr<store::SnapshotStore>> FindOrOpenStore(uint64_t session_id);
   absl::StatusOr<std::vector<SnapshotSummary>> ListOf(uint64_t session_id) const;
   static SnapshotSummary Summarize(const SnapshotImages& snapshot, const store::SnapshotManifest& manifest);
   // Reads and checks every layer, one in memory at a time, and passes it to `take`. Returns the snapshot without
@@ -161,7 +163,8 @@ class ShardSnapshots {
 
   // Separate from mu_, which steps take, because it is held while a directory is opened.
   mutable Mutex stores_mu_;
-  mutable std::map<uint64_t, std::unique_ptr<store::SnapshotStore>> stores_ ABSL_GUARDED_BY(stores_mu_);
+  // Shared with readers: the session may be removed meanwhile.
+  std::map<uint64_t, std::shared_ptr<store::SnapshotStore>> stores_ ABSL_GUARDED_BY(stores_mu_);
 };
 
 }  // namespace precondor::recovery

@@ -151,7 +151,10 @@ absl::Status ShardStore::ReplayGradients(Shard& shard, Ends& ends) {
 }
 
 bool ShardStore::AppendGradient(const GradientRecord& record) {
-  return gradients_.Append(log_.NameOf(record.at.session_id), record, log_.next_sequence());
+  const uint64_t id = record.at.session_id;
+  const bool due = gradients_.Append(log_.NameOf(id), record, log_.next_sequence());
+  if (log_.NameOf(id).empty()) gradients_.Forget(id);  // removed by another thread, perhaps before the Append
+  return due;
 }
 
 void ShardStore::Append(const ShardRecord& record) {
@@ -169,10 +172,11 @@ void ShardStore::Append(const ShardRecord& record) {
 }
 
 void ShardStore::Keep(LayerImage image) {
-  const std::optional<InstallRecord> install = log_.InstallOf(image.at.session_id);
+  const uint64_t id = image.at.session_id;
+  const std::optional<InstallRecord> install = log_.InstallOf(id);
   if (!install.has_value()) return;
-  const GradientLog::Mark mark = gradients_.MarkOf(image.at.session_id);
-  snapshots_.Keep(std::move(image), *install, log_.next_sequence(), mark);
+  snapshots_.Keep(std::move(image), *install, log_.next_sequence(), gradients_.MarkOf(id));
+  if (log_.NameOf(id).empty()) snapshots_.Remove(id);  // as in AppendGradient
 }
 
 void ShardStore::OnDurable(const SnapshotImages& snapshot, uint64_t sequence) {
@@ -182,7 +186,7 @@ void ShardStore::OnDurable(const SnapshotImages& snapshot, uint64_t sequence) {
     snapshot_steps[layer] = image.at;
     state_bytes += image.state.size();
   }
-  log_.OnSnapshot(snapshot.install.install.session_id, sequence, snapshot_steps);
+  log_.OnSnapshot(snapshot.install.install.session_id, sequence, snapshot.sequence, snapshot_steps);
   gradients_.OnSnapshot(snapshot.install.install.session_id, snapshot.gradients, state_bytes);
   // If this fails, the next snapshot's call removes the directory.
   quarantine_.OnSnapshot(snapshot.install.install.session_id, sequence).IgnoreError();

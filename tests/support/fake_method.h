@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <functional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -37,6 +38,9 @@ class FakeMethodLog {
     MutexLock lock(mu_);
     return updates_;
   }
+  // Called whenever a state is made. Set it before the shard has a session.
+  std::function<void()> on_make_state = [] {};
+
   // Switches that states read at each call.
   void set_fail_updates(bool fail) {
     MutexLock lock(mu_);
@@ -124,6 +128,7 @@ class FakeMethod final : public Method {
     return static_cast<double>(layer.d_in) * static_cast<double>(layer.d_out);
   }
   absl::StatusOr<std::unique_ptr<LayerState>> MakeState(const LayerSpec& layer, Backend& backend) const override {
+    log_->on_make_state();
     return std::make_unique<FakeLayerState>(layer, backend, log_, !needs_statistics());
   }
 

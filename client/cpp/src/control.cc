@@ -275,8 +275,9 @@ absl::Status SendLayer(ControlClient& shard, v1::RestoreLayerRequest piece, absl
           absl::StrCat("layer ", piece.layer(), ": was sent completely, but the shard expects more"));
     }
     // Other sessions are restored there, or an answer was lost and a piece was sent twice.
-    const bool again =
-        GetErrorReason(restored.status()) == ErrorReason::kCapacity || absl::IsOutOfRange(restored.status());
+    const ErrorReason reason = GetErrorReason(restored.status());
+    const bool again = reason == ErrorReason::kCapacity || reason == ErrorReason::kNotActive ||
+                       absl::IsOutOfRange(restored.status());
     if (!again || MonotonicNow() + kPause >= deadline || !canceller.Pause(kPause)) return restored.status();
   }
 }

@@ -197,6 +197,11 @@ void LayerMachine::On(const AnswerRequested& event, Effects& effects) {
                        absl::StrCat(DescribeKey(*rules().spec, key), ": epoch ", key.epoch, " has ended"))});
     return;
   }
+  // Another rank's RESUME may have told of a loss since the contribution arrived.
+  if (absl::Status lost = CheckNotLost(key); !lost.ok()) {
+    effects.push_back(SenderReply{std::move(lost)});
+    return;
+  }
   const WindowStep* const of = window_.Find(key.step);
   if (of != nullptr && (of->incomplete || IsPassed(*of))) {
     effects.push_back(SenderReply{of->incomplete ? AnswerIsLost(*of) : Passed(*of)});

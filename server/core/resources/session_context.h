@@ -70,16 +70,22 @@ class BegunSteps {
 // Which layers of a session a client has restored, and whether the coordinator has ordered that. Thread-safe.
 class RestoredLayers {
  public:
-  explicit RestoredLayers(size_t layers) : restored_(layers) {}
-  // Returns false if the layer is claimed already. A layer is restored once.
-  bool Claim(uint32_t layer) { return !restored_[layer].exchange(true); }
-  void Release(uint32_t layer) { restored_[layer] = false; }
-  bool Has(uint32_t layer) const { return restored_[layer]; }
+  explicit RestoredLayers(size_t layers) : layers_(layers) {}
+  enum class State : uint8_t { kFresh, kLoading, kRestored };
+  // Returns the state, which becomes kLoading if it was kFresh. A layer is restored once.
+  State Claim(uint32_t layer) {
+    State state = State::kFresh;
+    layers_[layer].compare_exchange_strong(state, State::kLoading);
+    return state;
+  }
+  // Ends a claim.
+  void Set(uint32_t layer, State state) { layers_[layer] = state; }
+  bool Has(uint32_t layer) const { return layers_[layer] == State::kRestored; }
 
   std::atomic<bool> ordered = false;  // since this process has the session
 
  private:
-  std::vector<std::atomic<bool>> restored_;
+  std::vector<std::atomic<State>> layers_;
 };
 
 // One per session. Constant after construction, except the pools and begun_steps, which are thread-safe, and the

@@ -66,7 +66,7 @@ void SessionInstaller::Record(const SessionInstall& install, Source source) {
 }
 
 absl::StatusOr<int64_t> SessionInstaller::InstallNew(const SessionInstall& install, Source source) {
-  PRECONDOR_RETURN_IF_ERROR(sessions_.CheckNotQuarantined(install.session_id));
+  PRECONDOR_RETURN_IF_ERROR(sessions_.CheckNotLeaving(install.session_id));
   if (install.must_be_held && source == Source::kCoordinator) {
     return ReasonedStatus(absl::StatusCode::kDataLoss, ErrorReason::kStateLost,
                           absl::StrCat("session \"", install.spec.name,

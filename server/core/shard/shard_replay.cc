@@ -38,7 +38,7 @@ bool ShardReplay::IsGivenUp(uint64_t session_id) const {
 void ShardReplay::AddInstall(const SessionInstall& install) {
   // Skips later epochs of a session that was given up, and an install that was in progress when the session moved to
   // quarantine.
-  if (IsGivenUp(install.session_id) || !sessions_.CheckNotQuarantined(install.session_id).ok()) return;
+  if (IsGivenUp(install.session_id) || !sessions_.CheckNotLeaving(install.session_id).ok()) return;
   const bool known = sessions_.FindAny(install.session_id).ok();
   const absl::Status status = installer_.Install(install, SessionInstaller::Source::kJournal).status();
   // A known session ignores an older install, and again refuses one that it refused before.

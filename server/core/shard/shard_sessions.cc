@@ -15,7 +15,7 @@ namespace {
 
 absl::Status NotYet(uint64_t session_id) {
   return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
-                        absl::StrCat("session_id ", session_id, ": on its way to or from quarantine"));
+                        absl::StrCat("session_id ", session_id, ": being removed, or on its way to or from quarantine"));
 }
 
 absl::Status WhyEnded(const std::string& name, Removal how) {
@@ -78,7 +78,7 @@ bool ShardSessions::Insert(const std::shared_ptr<ShardSession>& session) {
   MutexLock lock(mu_);
   const auto found = quarantined_.find(id);
   const bool stored = found != quarantined_.end() && found->second.state != QuarantineState::kReturning;
-  const bool inserted = !stored && sessions_.try_emplace(id, session).second;
+  const bool inserted = !stored && !removing_.contains(id) && sessions_.try_emplace(id, session).second;
   CountSessions();
   return inserted;
 }
@@ -94,6 +94,7 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardSessions::TakeOut(uint64_t se
     session = std::move(found->second);
     sessions_.erase(found);
     removed_.insert(session_id);
+    removing_.insert(session_id);
     last_step = session->context().begun_steps.last().step;
     if (how == Removal::kQuarantine) {
       quarantined_[session_id] = {
@@ -111,6 +112,10 @@ absl::StatusOr<std::shared_ptr<ShardSession>> ShardSessions::TakeOut(uint64_t se
     } else if (how == Removal::kPermanent) {
       journal->Append(RemoveRecord{session_id});
     }
+  }
+  {
+    MutexLock lock(mu_);
+    removing_.erase(session_id);
   }
   shard_.memory.Release(session->reserved_bytes());
   shard_.observer.OnSessionRemoved(name);
@@ -138,10 +143,11 @@ bool ShardSessions::IsQuarantined(uint64_t session_id) const {
   return quarantined_.contains(session_id);
 }
 
-absl::Status ShardSessions::CheckNotQuarantined(uint64_t session_id) const {
+absl::Status ShardSessions::CheckNotLeaving(uint64_t session_id) const {
   MutexLock lock(mu_);
   const auto found = quarantined_.find(session_id);
-  const bool free = found == quarantined_.end() || found->second.state == QuarantineState::kReturning;
+  const bool free = !removing_.contains(session_id) &&
+                    (found == quarantined_.end() || found->second.state == QuarantineState::kReturning);
   return free ? absl::OkStatus() : NotYet(session_id);
 }
 

@@ -84,8 +84,7 @@ class ShardSessions {
   // Returns all sessions that Find finds, by ascending id.
   std::vector<std::shared_ptr<ShardSession>> All() const;
 
-  // Adds a session. Returns false and changes nothing if the table has it, or if it is in quarantine and not being
-  // restored.
+  // Adds a session. Returns false and changes nothing if the table has it, or if CheckNotLeaving fails.
   bool Insert(const std::shared_ptr<ShardSession>& session);
   // Removes the session from the table, closes it, records that and releases its memory. Returns null if the table does
   // not have it. Returns UNAVAILABLE (NOT_ACTIVE) if it is being restored from quarantine and `how` is not kReplayed.
@@ -99,8 +98,8 @@ class ShardSessions {
   uint64_t NextGeneration(uint64_t session_id);
 
   bool IsQuarantined(uint64_t session_id) const;
-  // Returns UNAVAILABLE (NOT_ACTIVE) if the session is in quarantine and not being restored.
-  absl::Status CheckNotQuarantined(uint64_t session_id) const;
+  // Returns UNAVAILABLE (NOT_ACTIVE) if the session is being removed, or in quarantine and not being restored.
+  absl::Status CheckNotLeaving(uint64_t session_id) const;
   void SetQuarantined(uint64_t session_id, QuarantineState state, uint64_t last_step);
   // Claims a session in state kStored and sets its state; the caller must call Release. Returns false if the session is
   // not in quarantine. Returns UNAVAILABLE (NOT_ACTIVE) if it has another state.
@@ -126,6 +125,7 @@ class ShardSessions {
   mutable Mutex mu_;
   std::map<uint64_t, std::shared_ptr<ShardSession>> sessions_ ABSL_GUARDED_BY(mu_);  // ordered, as in SessionTable
   absl::flat_hash_set<uint64_t> removed_ ABSL_GUARDED_BY(mu_);                       // since the process began
+  absl::flat_hash_set<uint64_t> removing_ ABSL_GUARDED_BY(mu_);                      // until the journal knows
   std::map<uint64_t, Quarantined> quarantined_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -93,8 +93,14 @@ absl::Status SnapshotRequests::RestoreLayer(const LayerImage& image) {
   LayerDriver* const layer = session->layer(image.at.layer);
   RestoredLayers& restored = session->context().restored_layers;
   // A repeated request must not make a second state beside the first one.
-  if (!restored.Claim(image.at.layer)) return absl::OkStatus();
-  auto unclaim = absl::MakeCleanup([&] { restored.Release(image.at.layer); });
+  const RestoredLayers::State claimed = restored.Claim(image.at.layer);
+  if (claimed == RestoredLayers::State::kRestored) return absl::OkStatus();
+  if (claimed == RestoredLayers::State::kLoading) {
+    return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
+                          absl::StrCat("session \"", spec.name, "\" layer \"", layer->spec().name,
+                                       "\": an earlier request restores it"));
+  }
+  auto unclaim = absl::MakeCleanup([&] { restored.Set(image.at.layer, RestoredLayers::State::kFresh); });
   PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<LayerState> state, layer->MakeFactors());
   // Nothing stands for fresh factors.
   if (!image.state.empty()) {
@@ -105,6 +111,7 @@ absl::Status SnapshotRequests::RestoreLayer(const LayerImage& image) {
   }
   layer->RestoreFactors(std::move(state), image.at.step);
   std::move(unclaim).Cancel();
+  restored.Set(image.at.layer, RestoredLayers::State::kRestored);
   return absl::OkStatus();
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/recovery/shard_log.h"
 
+#include <filesystem>
+
 #include "gtest/gtest.h"
 
 #include "tests/support/failing_file_system.h"
@@ -83,13 +85,13 @@ TEST_F(ShardLogTest, SegmentsGoWhenASnapshotHoldsWhatTheySay) {
   log->Append(MakeInstall(8));
   for (uint64_t i = 1; i <= 9; ++i) log->Append(MakeUpdate(7, 0, i, 100));
   const uint64_t sequence = log->next_sequence();
-  log->OnSnapshot(7, sequence, Cuts(91));
+  log->OnSnapshot(7, sequence, sequence, Cuts(91));
   // The other session still needs its install.
   EXPECT_EQ(Open().size(), 9u);
-  log->OnSnapshot(7, sequence, Cuts(91));
+  log->OnSnapshot(7, sequence, sequence, Cuts(91));
   log->Append(RemoveRecord{8});
   for (uint64_t i = 10; i <= 12; ++i) log->Append(MakeUpdate(7, 0, i, 100));
-  log->OnSnapshot(7, sequence, Cuts(91));
+  log->OnSnapshot(7, sequence, sequence, Cuts(91));
   const std::vector<uint64_t> left = Open();
   EXPECT_LT(left.size(), 12u);
   EXPECT_EQ(left.back(), 12u);
@@ -113,9 +115,9 @@ TEST_F(ShardLogTest, AFullDiskMakesASessionStaleUntilItsSnapshot) {
   EXPECT_TRUE(log->stale(7));
   EXPECT_FALSE(log->stale(8));
   // One that began before the gap does not close it.
-  log->OnSnapshot(7, 1, Cuts(30));
+  log->OnSnapshot(7, 1, 1, Cuts(30));
   EXPECT_TRUE(log->stale(7));
-  log->OnSnapshot(7, log->next_sequence(), Cuts(31));
+  log->OnSnapshot(7, log->next_sequence(), log->next_sequence(), Cuts(31));
   EXPECT_FALSE(log->stale(7));
   EXPECT_EQ(observer.healed, 1);
   EXPECT_EQ(Open(), (std::vector<uint64_t>{1, 2, 4}));
@@ -131,9 +133,25 @@ TEST_F(ShardLogTest, ASnapshotFromBeforeALostDecisionHealsNothing) {
   log->Append(PlanRecord{.at = {.session_id = 7, .layer = 0, .step = 50, .rollback_epoch = 2}, .plan = {}});
   fs.set_full(false);
   AwaitWritable();
-  log->OnSnapshot(7, log->next_sequence(), Cuts(50));
+  log->OnSnapshot(7, log->next_sequence(), log->next_sequence(), Cuts(50));
   EXPECT_TRUE(log->stale(7));
-  log->OnSnapshot(7, log->next_sequence(), Cuts(51));
+  log->OnSnapshot(7, log->next_sequence(), log->next_sequence(), Cuts(51));
+  EXPECT_FALSE(log->stale(7));
+}
+
+TEST_F(ShardLogTest, ASnapshotFromBeforeALossOfFilesHealsNothing) {
+  Open();
+  log->Append(MakeInstall(7));
+  log->Append(MakeUpdate(7, 0, 1));
+  const uint64_t begun_at = log->next_sequence();
+  log->Append(MakeUpdate(7, 0, 2));
+  std::filesystem::remove_all(dir.path() + "/log");
+  log->Sync();
+  EXPECT_TRUE(log->stale(7));
+  AwaitWritable();
+  log->OnSnapshot(7, begun_at, begun_at, Cuts(20));
+  EXPECT_TRUE(log->stale(7));
+  log->OnSnapshot(7, log->next_sequence(), log->next_sequence(), Cuts(20));
   EXPECT_FALSE(log->stale(7));
 }
 

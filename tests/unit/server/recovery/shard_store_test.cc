@@ -7,6 +7,8 @@
 #include <fstream>
 #include <sys/resource.h>
 
+#include "absl/strings/match.h"
+
 #include "server/core/resources/reservation.h"
 #include "server/recovery/layer_uploads.h"
 #include "server/recovery/stored_session.h"
@@ -435,6 +437,43 @@ TEST_F(ShardStoreTest, ALogThatBeganAnewKeepsWhatItsSnapshotNeeds) {
   const std::vector<float> expected = Step(110);
   Open();
   EXPECT_EQ(Step(110), expected);
+}
+
+// Calls back when the first layer of a snapshot is read.
+struct ReadingFileSystem final : store::PosixFileSystem {
+  absl::StatusOr<std::string> ReadFile(const std::string& path) override {
+    absl::StatusOr<std::string> bytes = PosixFileSystem::ReadFile(path);
+    if (absl::StrContains(path, "layer-000000")) on_read();
+    return bytes;
+  }
+  std::function<void()> on_read = [] {};
+};
+
+TEST_F(ShardStoreTest, ASessionMayBeClosedWhileItsSnapshotIsVerified) {
+  ReadingFileSystem files;
+  ASSERT_TRUE(StoredShardFixture::Reopen(files, real_clock).ok());
+  ASSERT_TRUE(shard->Install(MakeInstall()).ok());
+  for (uint64_t step = 0; step < 6; ++step) Step(step);
+  store->snapshots().WaitIdle();
+  const SnapshotSummary newest = store->snapshots().List()->back();
+  files.on_read = [&] {
+    EXPECT_TRUE(shard->Remove(kSession).value());
+    store->snapshots().WaitIdle();
+  };
+  EXPECT_FALSE(store->snapshots().Verify(kSession, newest.id).ok());
+  EXPECT_TRUE(store->snapshots().List()->empty());
+  EXPECT_TRUE(Files("layer-000000").empty());
+  EndProcess();
+}
+
+TEST_F(ShardStoreTest, WhatLayersStillWriteAfterTheRemovalStaysNowhere) {
+  Open();
+  Step(0);
+  EXPECT_TRUE(shard->Remove(kSession).value());
+  const LayerStep at = {.session_id = kSession, .layer = 0, .step = 1};
+  store->AppendGradient({.at = at});
+  EXPECT_EQ(store->gradients().Read(kSession, [](const store::Record&) { return absl::OkStatus(); }).value(), 0u)
+      << "not known";
 }
 
 TEST_F(ShardStoreTest, DamageInTheLogIsAnErrorThatNamesTheFile) {
