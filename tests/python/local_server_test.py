@@ -4,11 +4,13 @@
 
 import fcntl
 import os
+import pathlib
 import select
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 import urllib.request
 from unittest import mock
@@ -157,6 +159,16 @@ class LocalServerTest(unittest.TestCase):
                 self.assertTrue(os.path.exists(folder))
         with server.LocalServer():
             self.assertFalse(os.path.exists(folder))
+
+    def test_a_process_that_looks_at_a_lock_takes_it_from_nobody(self):
+        folder = pathlib.Path(self._folder.name)
+        looking = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        threading.Timer(0.05, os.close, (looking,)).start()
+        held = server._locked(folder, "lock")
+        self.assertTrue(server._is_locked(folder / "lock"))
+        os.close(held)
+        self.assertFalse(server._is_locked(folder / "lock"))
 
     def test_nothing_waits_for_one_that_has_ended(self):
         """Neither in the process whose server it was, where the error says how it has ended, nor in another one."""

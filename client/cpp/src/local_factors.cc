@@ -135,18 +135,16 @@ void LocalFactors::Need(int64_t index) {
     Layer& layer = layers_[static_cast<size_t>(index)];
     if (!failed_.ok() || layer.sync_state != SyncState::kUnknown) return;
     layer.sync_state = SyncState::kFetching;
+    layer.outdated = false;
   }
   StartFetch(index);
 }
 
 void LocalFactors::Refetch(int64_t index) {
-  {
-    MutexLock lock(mu_);
-    Layer& layer = layers_[static_cast<size_t>(index)];
-    if (!failed_.ok() || layer.sync_state != SyncState::kKnown || !methods_.of(index).needs_statistics()) return;
-    layer.sync_state = SyncState::kFetching;
-  }
-  StartFetch(index);
+  MutexLock lock(mu_);
+  if (!methods_.of(index).needs_statistics()) return;
+  layers_[static_cast<size_t>(index)].outdated = true;
+  Wake(index);
 }
 
 std::shared_ptr<AnswerSink> LocalFactors::ExpectUpdate(int64_t layer, uint64_t step) {
@@ -190,7 +188,6 @@ absl::Status LocalFactors::CheckStep(const Layer& layer, int64_t index, uint64_t
 
 void LocalFactors::Precondition(uint64_t step, int64_t layer, ConstMatrixView gradient, MatrixView out,
                                 const std::shared_ptr<PreconditionFuture::State>& answer) {
-  Need(layer);
   absl::Status status;
   {
     MutexLock lock(mu_);
@@ -203,6 +200,7 @@ void LocalFactors::Precondition(uint64_t step, int64_t layer, ConstMatrixView gr
     }
   }
   if (!status.ok()) answer->Fail(status);
+  Need(layer);  // last: a FETCH that fails before the request is queued would leave it without one
 }
 
 void LocalFactors::Fail(const absl::Status& status) {
@@ -263,6 +261,7 @@ bool LocalFactors::WorkOn(int64_t index) {
   std::optional<absl::StatusOr<FactorUpdate>> fetched;
   std::optional<std::pair<uint64_t, ReceivedUpdate>> received;
   std::optional<Request> request;
+  bool fetches = false;
   {
     MutexLock lock(mu_);
     Layer& layer = layers_[static_cast<size_t>(index)];
@@ -271,6 +270,9 @@ bool LocalFactors::WorkOn(int64_t index) {
     const bool told = known && !layer.open.empty();
     if (layer.fetched.has_value()) {
       fetched = std::exchange(layer.fetched, std::nullopt);
+    } else if (known && std::exchange(layer.outdated, false)) {
+      layer.sync_state = SyncState::kFetching;
+      fetches = true;
     } else if (due && (layer.open.empty() || layer.requests.front().step < *layer.open.begin())) {
       request = std::move(layer.requests.front());
       layer.requests.pop_front();
@@ -283,7 +285,9 @@ bool LocalFactors::WorkOn(int64_t index) {
       return false;
     }
   }
-  if (fetched.has_value()) {
+  if (fetches) {
+    StartFetch(index);
+  } else if (fetched.has_value()) {
     TakeFetched(index, *std::move(fetched));
   } else if (received.has_value()) {
     TakeUpdate(index, received->first, std::move(received->second));
@@ -454,7 +458,7 @@ absl::Status FactorUpdateSink::Begin(absl::Span<const wire::TensorFormat> tensor
 
 absl::Status FactorUpdateSink::Append(uint64_t offset, const wire::ReceivedBytes& chunk) {
   MutexLock lock(mu_);
-  if (over_) return absl::OkStatus();
+  if (over_ || (!begun_ && offset > 0)) return absl::OkStatus();  // as in PreconditionFuture::State::Append
   const uint64_t have = update_.bytes.size();
   if (!begun_ || offset != have || chunk.size() > expected_bytes_ - have) {
     return absl::InvalidArgumentError(absl::StrCat(what_, ": expected bytes from ", have, " to at most ",

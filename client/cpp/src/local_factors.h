@@ -101,7 +101,8 @@ class LocalFactors {
 
   // Fetches the layer's factors if it has none. First order changes them neither here nor in the shard.
   void Need(int64_t layer);
-  // Fetches the layer's factors although it has some: the shard has lost updates, and counts their versions anew.
+  // Fetches the layer's factors although it has some: the shard has lost updates, and counts their versions anew. Only
+  // queues that, since streams call this.
   void Refetch(int64_t layer);
   // Returns the sink for the answer to the layer's PULL of `step`; null if that answer is expected already. Call in
   // order of steps.
@@ -143,8 +144,9 @@ class LocalFactors {
     std::deque<Request> requests;
     // A statistic step whose update failed, and the error. The gradient of that step gets the error.
     std::optional<std::pair<uint64_t, absl::Status>> failure;
-    bool busy = false;    // a thread works on it or reads it
-    bool queued = false;  // in ready_
+    bool outdated = false;  // the factors are to be fetched again
+    bool busy = false;      // a thread works on it or reads it
+    bool queued = false;    // in ready_
   };
   // Result of applying an update: the step is complete, the factors must be fetched first, or the step has failed.
   enum class Verdict : uint8_t { kOver, kFetch, kFailed };

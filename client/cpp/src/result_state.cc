@@ -60,7 +60,8 @@ absl::Status PreconditionFuture::State::Begin(absl::Span<const wire::TensorForma
 
 absl::Status PreconditionFuture::State::Append(uint64_t offset, const wire::ReceivedBytes& chunk) {
   MutexLock lock(mu_);
-  if (outcome_.has_value()) return absl::OkStatus();
+  // The rest of an answer that began before its time-out. The contribution that was sent again gets a whole one.
+  if (outcome_.has_value() || (!begun_ && offset > 0)) return absl::OkStatus();
   const uint64_t total = static_cast<uint64_t>(out_.size()) * ByteSize(dtype_);
   if (!begun_ || offset != received_ || chunk.size() > total - received_) {
     return absl::InvalidArgumentError(absl::StrCat(what_, ": result: expected bytes from ", received_, " to at most ",

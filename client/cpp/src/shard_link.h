@@ -143,12 +143,12 @@ class ShardLink : private ExchangeEvents {
   // travel by gRPC.
   bool OpenWith(std::unique_ptr<wire::SharedMemory> memory);
   void Open(const v1::ExchangeResponse& credit, std::unique_ptr<wire::SharedMemory> memory);
-  void OnAck(const ContributionId& id, uint64_t updates_lost);
+  void OnAck(const ContributionId& id, uint64_t epoch, uint64_t updates_lost);
   void OnResult(const ContributionId& id, const v1::ExchangeResponse& message, const wire::ReceivedBytes& payload);
   // Takes an answer from the contribution's slot, and then calls Answer.
   void TakeFromSlot(Outbox::Item item, const v1::ExchangeResponse& message, const wire::ReceivedBytes& payload,
                     Preconditioned outcome);
-  void OnRefused(const ContributionId& id, const absl::Status& status);
+  void OnRefused(const ContributionId& id, uint64_t epoch, const absl::Status& status);
   void OnProtocolError(const absl::Status& status);
   // Returns the key of a frame; nullopt if the frame is of another session or epoch.
   std::optional<ContributionId> MatchKey(const v1::FrameHeader& header, v1::FrameKind kind) const;

@@ -71,6 +71,7 @@ void ShardLink::OnRead(absl::StatusOr<wire::Received<v1::ExchangeResponse>> fram
 }
 
 void ShardLink::OnFrame(const v1::ExchangeResponse& message, const wire::ReceivedBytes& payload) {
+  const uint64_t epoch = message.header().epoch();
   switch (message.header().kind()) {
     case v1::FRAME_KIND_CREDIT:
       OnCredit(message);
@@ -79,7 +80,7 @@ void ShardLink::OnFrame(const v1::ExchangeResponse& message, const wire::Receive
       OnRing(message.ring());
       return;
     case v1::FRAME_KIND_ACK:
-      if (const auto id = MatchKey(message.header(), message.contribution())) OnAck(*id, message.updates_lost());
+      if (const auto id = MatchKey(message.header(), message.contribution())) OnAck(*id, epoch, message.updates_lost());
       return;
     case v1::FRAME_KIND_RESULT:
       if (const auto id = MatchKey(message.header(), ResultOf(message))) OnResult(*id, message, payload);
@@ -88,7 +89,7 @@ void ShardLink::OnFrame(const v1::ExchangeResponse& message, const wire::Receive
       const absl::Status status = wire::FromErrorDetail(message.error());
       if (message.contribution() == v1::FRAME_KIND_RING) return OnRingRefused(status);
       if (const auto id = MatchKey(message.header(), message.contribution())) {
-        OnRefused(*id, status);
+        OnRefused(*id, epoch, status);
       } else if (message.header().session_id() != options_.session_id) {
         OnProtocolError(status);  // the shard could not read whose frame it was
       }
@@ -163,10 +164,11 @@ void ShardLink::Open(const v1::ExchangeResponse& credit, std::unique_ptr<wire::S
   Pump();
 }
 
-void ShardLink::OnAck(const ContributionId& id, uint64_t updates_lost) {
+void ShardLink::OnAck(const ContributionId& id, uint64_t epoch, uint64_t updates_lost) {
   if (updates_lost > 0) hooks_.updates_lost(id.layer, updates_lost);
   Outbox::Item item;  // freed after the lock is released
   MutexLock lock(mu_);
+  if (epoch != epoch_) return;  // it began since MatchKey, and what it asks for again is not acknowledged by this
   item = outbox_.Acknowledge(id);
   if (item != nullptr && updates_lost > 0) outbox_.LowerBegun(id.layer, updates_lost);
   NotifyIfAcknowledged();
@@ -178,6 +180,7 @@ void ShardLink::OnResult(const ContributionId& id, const v1::ExchangeResponse& m
   Outbox::Item item;
   {
     MutexLock lock(mu_);
+    if (message.header().epoch() != epoch_) return;
     item = outbox_.Find(id);
     if (path_.OnLateAnswer(id, item, message.header().has_ring_offset())) return;
     if (taking_.contains(id)) return;  // it is here already
@@ -246,20 +249,19 @@ void ShardLink::Answer(Outbox::Item item, const absl::Status& complete, Precondi
   }
 }
 
-void ShardLink::OnRefused(const ContributionId& id, const absl::Status& status) {
+void ShardLink::OnRefused(const ContributionId& id, uint64_t epoch, const absl::Status& status) {
   const absl::Time now = MonotonicNow();
   Recovery recovery = Recovery::kRefused;
   Outbox::Item item;
-  uint64_t epoch = 0;
   bool abstains = false;
   {
     MutexLock lock(mu_);
+    if (epoch != epoch_) return;
     const Outbox::Item waiting = outbox_.Find(id);
     if (waiting == nullptr) {
       path_.OnLateAnswer(id, waiting, /*in_slot=*/false);
       return;
     }
-    epoch = epoch_;
     recovery = outbox_.RecoveryOf(id, status, now);
     if (recovery == Recovery::kRetryLater) outbox_.RetryAfter(id, now, RetryPause(options_.rank));
     if (recovery == Recovery::kRefreshEpoch) outbox_.Park(id);

@@ -366,8 +366,15 @@ def _new_folder() -> Tuple[pathlib.Path, int]:
 def _locked(folder: pathlib.Path, name: str) -> int:
     """Returns a descriptor that holds a new lock in the folder."""
     lock = os.open(folder / name, os.O_CREAT | os.O_RDWR, 0o600)
-    with contextlib.suppress(OSError):  # a file system without locks, or a forked child has it: then _is_locked cannot tell
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:  # _is_locked of another process holds it for a moment, or a forked child has it
+            time.sleep(0.005)
+        except OSError:  # a file system without locks: then _is_locked cannot tell
+            break
     return lock
 
 

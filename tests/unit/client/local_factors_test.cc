@@ -248,6 +248,27 @@ TEST_F(LoneWorkerTest, FetchesWhatAShardHasThatCountsVersionsAnew) {
   ExpectAnswer(*after);
 }
 
+TEST_F(LoneWorkerTest, FetchesAgainWhatWasOnItsWay) {
+  factors_->Need(0);
+  const auto on_its_way = AwaitFetch(0);
+  factors_->Refetch(0);
+  GiveFactors(*on_its_way);
+  shard_->Update(0);
+  const auto asked = Ask(1);
+  GiveFactors(*AwaitFetch(1));
+  ExpectAnswer(*asked);
+}
+
+TEST_F(LocalFactorsTest, AFetchThatFailsWhileAGradientIsSubmittedFailsIt) {
+  factors_ = LocalFactors::MakeWith(spec_, *MethodSet::Make(spec_), *MakeCpuBackend({}), /*threads=*/0, "session job",
+                                    [this](int64_t, const std::shared_ptr<AnswerSink>& sink) {
+                                      sink->Fail(absl::DeadlineExceededError("gone"));
+                                      while (factors_->Work()) {
+                                      }
+                                    });
+  EXPECT_TRUE(absl::IsDeadlineExceeded(Ask(1)->answer->Wait().status()));
+}
+
 TEST_F(LocalFactorsTest, ARefusedPullIsMadeUpForByAFetch) {
   factors_->Need(0);
   GiveFactors(*AwaitFetch(0));
