@@ -210,7 +210,7 @@ class DefaultTest(torch_case.ServerCase):
         for number, (options, ends, tables) in enumerate((
                 ({}, ["head"], True), ({"narrow": 10}, ["head"], True), ({"words": 20}, ["head"], True),
                 ({"words": 96}, ["head"], True),  # as many as wide has outputs
-                ({"tied": True}, ["words.weight"], False), ({"outputs": 3}, [], True))):
+                ({"tied": True}, ["words.weight", "places.weight", "types.weight"], False), ({"outputs": 3}, [], True))):
             with self.subTest(**options):
                 model = Text(**options)
                 pre = self.preconditioner(model, f"{self.name}-{number}", method=None)

@@ -140,8 +140,8 @@ OF_TRANSFORMERS = {
     "BERT for masked words": (("BertForMaskedLM", "BertConfig", SIZES), BERT + """
     cls.predictions.transform.dense | muon with input factor | hidden linear layer
     bert.embeddings.word_embeddings.weight | soap | embedding that another module shares
-    bert.embeddings.position_embeddings.weight | optimizer | embedding
-    bert.embeddings.token_type_embeddings.weight | optimizer | embedding"""),
+    bert.embeddings.position_embeddings.weight | soap | embedding before a norm
+    bert.embeddings.token_type_embeddings.weight | soap | embedding before a norm"""),
     # Its two classes are as many as rows of token_type_embeddings.
     "BERT for classes": (("BertForSequenceClassification", "BertConfig", SIZES), BERT + """
     bert.pooler.dense | muon with input factor | hidden linear layer
@@ -268,6 +268,22 @@ class RecipeTest(unittest.TestCase):
             kernel | muon with input factor | hidden linear layer
             sequence | muon with input factor | hidden linear layer
             words.weight | optimizer, 4 x rate | embedding of words""")
+
+    def test_embeddings_before_a_norm(self):
+        """Beside tied words: those in a module that has but embeddings and norms, or with a table of types."""
+        for norms, types, before in ((True, 5, True), (False, 4, True), (False, 5, False)):
+            with self.subTest(norms=norms, types=types):
+                tables = nn.ModuleDict({"words": nn.Embedding(20, 8), "places": nn.Embedding(9, 8), "types": nn.Embedding(types, 8),
+                                        "other": nn.Embedding(9, 7)})
+                if norms:
+                    tables["norm"] = nn.LayerNorm(8)
+                model = nn.ModuleDict({"tables": tables, "hidden": nn.Linear(8, 8), "head": nn.Linear(8, 20)})
+                model["head"].weight = tables["words"].weight
+                rows, _ = printed(model)
+                row = "soap | embedding before a norm" if before else "optimizer | embedding"
+                self.assertEqual([one for one in rows if one.startswith("tables.")], sorted([
+                    "tables.words.weight | soap | embedding that another module shares", f"tables.places.weight | {row}",
+                    f"tables.types.weight | {row}", "tables.other.weight | optimizer | embedding"], key=lambda one: "optimizer" in one))
 
     def test_a_users_choice_is_named(self):
         model = models.Blocks(lambda: models.Mixture(16))

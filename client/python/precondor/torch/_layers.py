@@ -23,7 +23,7 @@ HIDDEN, END, CONVOLUTION = "hidden linear layer", "linear layer at an end", "con
 SCORES, NARROW = "queries or keys", "linear layer of an expert or of few outputs"
 # These are layers by their gradients alone, or the optimizer trains them.
 EXPERT, GATE, TIED = "stack of experts", "gates of a recurrent module", "embedding that another module shares"
-WORDS, TABLE = "embedding of words", "embedding"
+WORDS, NORMED, TABLE = "embedding of words", "embedding before a norm", "embedding"
 # Its class is neither torch's nor registered.
 UNKNOWN = "matrix of an unknown module"
 # Parameters that parameter_methods makes layers, and those of no kind.
@@ -433,6 +433,7 @@ _NO_WORDS = re.compile(r"(^|[._]|(?<=[a-z])(?=[A-Z]))(?i:pos(itions?|itional|emb
 _SCORES = re.compile(r"(^|_)((?P<query>w?q|quer(y|ies))|w?k|keys?)(_?(a|b|proj(ection)?|lin(ear)?|layer|dense|head|global))*$", re.IGNORECASE)
 _ADAPTER = re.compile(r"\.lora_[AB]\.[^.]*$")
 _MOST_INPUTS_AN_OUTPUT = 4
+_MOST_TYPES = 4
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _LISTS = (nn.ParameterList, nn.ParameterDict)
 _TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -489,13 +490,16 @@ def _kinds_of(model: nn.Module) -> Dict[nn.Parameter, Tuple[str, str, nn.Module]
 
     A stack is a weight [experts, d_out, d_in]. The name or the class of its module, or its own name, must contain "expert". Weights of
     layers of another kind are left out. An embedding is one of words if its name says nothing else, or if it has the width of one, to
-    which it is added. Beside tied words there are none.
+    which it is added. Beside tied words there are none: a table of their width is one before a norm or any other.
     """
     named = [(plain_name(name), module) for name, module in model.named_modules()]
     others = {parameter for _, module in named if not isinstance(module, EMBEDDINGS) for parameter in module._parameters.values()}
     tables = [(name, module) for name, module in named if isinstance(module, EMBEDDINGS) and module._parameters.get("weight") is not None]
-    tied = any(module.weight in others for _, module in tables)
-    widths = {module.weight.shape[1] for name, module in tables if not tied and not _NO_WORDS.search(name)}
+    shared = {module.weight.shape[1] for _, module in tables if module.weight in others}
+    # A table of types says that the model is like BERT.
+    has_types = any(module.weight.shape[0] <= _MOST_TYPES and module.weight.shape[1] in shared for _, module in tables)
+    normed = {id(table) for module in model.modules() if has_types or _is_of_embeddings_and_norms(module) for table in module.children()}
+    widths = {module.weight.shape[1] for name, module in tables if not shared and not _NO_WORDS.search(name)}
     found: Dict[nn.Parameter, Tuple[str, str, nn.Module]] = {}
     for name, module in named:
         is_other = _weights_of(module) or isinstance(module, nn.Bilinear) or type(module).__module__.startswith("torch.nn.utils.")
@@ -509,9 +513,18 @@ def _kinds_of(model: nn.Module) -> Dict[nn.Parameter, Tuple[str, str, nn.Module]
                     isinstance(module, _LISTS) or not type(module).__module__.startswith("torch.nn.")):
                 found[parameter] = UNKNOWN, name, module
     for name, module in tables:
-        kind = TIED if module.weight in others else WORDS if module.weight.shape[1] in widths else TABLE
+        width = module.weight.shape[1]
+        is_normed = width in shared and id(module) in normed
+        kind = TIED if module.weight in others else NORMED if is_normed else WORDS if width in widths else TABLE
         found[module.weight] = kind, name, module
     return found
+
+
+def _is_of_embeddings_and_norms(module: nn.Module) -> bool:
+    """Returns whether all parameters of a module are tables of embeddings and vectors, and it has both."""
+    others = [parameter for one in module.modules() if not isinstance(one, EMBEDDINGS) for parameter in one._parameters.values()
+              if parameter is not None]
+    return bool(others) and all(parameter.dim() == 1 for parameter in others)
 
 
 def _uses(model: nn.Module) -> Dict[int, int]:

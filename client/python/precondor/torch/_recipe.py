@@ -19,8 +19,8 @@ from .._session import METHODS, Fallback, Method, SessionSpec, as_method, traits
 from ._arguments import check_types
 from ._exchange import slots_of
 from ._group import inside
-from ._layers import (CONVOLUTION, EMBEDDINGS, END, EXPERT, GATE, HIDDEN, NARROW, OTHER, SCORES, TABLE, TIED, UNKNOWN, WORDS, Choice, Chosen, Matrix,
-                      choose as choose_layers, exceptions, plain_name)
+from ._layers import (CONVOLUTION, EMBEDDINGS, END, EXPERT, GATE, HIDDEN, NARROW, NORMED, OTHER, SCORES, TABLE, TIED, UNKNOWN, WORDS, Choice, Chosen,
+                      Matrix, choose as choose_layers, exceptions, plain_name)
 from ._optimizer import BaseOptimizer, groups_of
 
 _MUON, _MKOR = Method("muon"), Method("mkor")
@@ -45,6 +45,7 @@ RECIPE: Dict[str, Tuple[Union[Method, float], ...]] = {
     END:         (_SOAP,                  _AVERAGE,               _AVERAGE),
     TIED:        (_SOAP,                  _SOAP,                  .5),
     WORDS:       (4.0,                    1.0,                    .5),
+    NORMED:      (_SOAP,                  1.0,                    .5),
     TABLE:       (1.0,                    1.0,                    .5),
     UNKNOWN:     (1.0,                    1.0,                    .5),  # muon if most matrices are of this kind
     OTHER:       (1.0,                    1.0,                    .5),  # and behind methods whose answers are no whole updates
@@ -260,13 +261,13 @@ def _of_method(method: Method) -> Recipe:
     """Returns the recipe of a user's method."""
     whole = method if traits_of(method).whole_updates else 1.0
     return Recipe(method, {HIDDEN: method, SCORES: method, NARROW: method, CONVOLUTION: method, END: method, EXPERT: whole, GATE: whole,
-                           TIED: 1.0, WORDS: 1.0, TABLE: 1.0, OTHER: 1.0})
+                           TIED: 1.0, WORDS: 1.0, NORMED: 1.0, TABLE: 1.0, OTHER: 1.0})
 
 
 def _layers_of(model: nn.Module, choice: Choice, recipe: Recipe) -> Tuple[Recipe, Chosen]:
     """Returns the recipe with the user's selection, and the layers."""
     by_kind = dict(recipe.by_kind)
-    for option, kinds in (("embeddings", (TIED, WORDS, TABLE)), ("experts", (EXPERT,))):
+    for option, kinds in (("embeddings", (TIED, WORDS, NORMED, TABLE)), ("experts", (EXPERT,))):
         given = getattr(choice.selection, option)
         for kind in kinds if given is not None else ():
             by_kind[kind] = as_method(given, f"selection.{option}") if given else by_kind[WORDS if kind == WORDS else OTHER]
