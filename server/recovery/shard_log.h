@@ -98,7 +98,7 @@ class ShardLog {
     uint64_t epoch = 0;
     uint64_t needed_from = 0;              // sequence of the first record that the session needs
     std::map<uint32_t, LayerStep> missed;  // by layer, the last step of which the log may lack a record
-    uint64_t lost_before = 0;  // records below this were lost with the log's files
+    uint64_t lost_before = 0;              // records below this were lost with the log's files
     bool stale = false;
   };
 

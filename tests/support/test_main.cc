@@ -24,7 +24,7 @@ int main(int argc, char** argv) {
   grpc_init();
   const int result = RUN_ALL_TESTS();
   grpc_shutdown_blocking();
-  // What holds gRPC longer, such as a connection that is being made, ends it in a thread of its own. LeakSanitizer
+  // A connection that is being made holds gRPC longer and ends it in a thread of its own. LeakSanitizer
   // would find what gRPC's threads have not yet freed.
   precondor::WaitUntil([] { return grpc_is_initialized() == 0; });
   return result;

@@ -276,8 +276,8 @@ absl::Status SendLayer(ControlClient& shard, v1::RestoreLayerRequest piece, absl
     }
     // Other sessions are restored there, or an answer was lost and a piece was sent twice.
     const ErrorReason reason = GetErrorReason(restored.status());
-    const bool again = reason == ErrorReason::kCapacity || reason == ErrorReason::kNotActive ||
-                       absl::IsOutOfRange(restored.status());
+    const bool again =
+        reason == ErrorReason::kCapacity || reason == ErrorReason::kNotActive || absl::IsOutOfRange(restored.status());
     if (!again || MonotonicNow() + kPause >= deadline || !canceller.Pause(kPause)) return restored.status();
   }
 }

@@ -14,8 +14,9 @@ namespace precondor {
 namespace {
 
 absl::Status NotYet(uint64_t session_id) {
-  return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
-                        absl::StrCat("session_id ", session_id, ": being removed, or on its way to or from quarantine"));
+  return ReasonedStatus(
+      absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
+      absl::StrCat("session_id ", session_id, ": being removed, or on its way to or from quarantine"));
 }
 
 absl::Status WhyEnded(const std::string& name, Removal how) {

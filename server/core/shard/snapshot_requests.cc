@@ -96,9 +96,9 @@ absl::Status SnapshotRequests::RestoreLayer(const LayerImage& image) {
   const RestoredLayers::State claimed = restored.Claim(image.at.layer);
   if (claimed == RestoredLayers::State::kRestored) return absl::OkStatus();
   if (claimed == RestoredLayers::State::kLoading) {
-    return ReasonedStatus(absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
-                          absl::StrCat("session \"", spec.name, "\" layer \"", layer->spec().name,
-                                       "\": an earlier request restores it"));
+    return ReasonedStatus(
+        absl::StatusCode::kUnavailable, ErrorReason::kNotActive,
+        absl::StrCat("session \"", spec.name, "\" layer \"", layer->spec().name, "\": an earlier request restores it"));
   }
   auto unclaim = absl::MakeCleanup([&] { restored.Set(image.at.layer, RestoredLayers::State::kFresh); });
   PRECONDOR_ASSIGN_OR_RETURN(std::unique_ptr<LayerState> state, layer->MakeFactors());
