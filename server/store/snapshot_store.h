@@ -91,8 +91,8 @@ struct FoundSnapshot {
 };
 
 // The snapshots in one directory. A greater id means a later snapshot.
-// Owned by one component; a lock file keeps others out. Threads: calls may overlap, except that Remove must not
-// overlap reads of the snapshot that it removes. `fs` must outlive the store, and the store must outlive its writers.
+// Owned by one component; a lock file keeps others out. Threads: calls may overlap; a read of a snapshot that is
+// removed meanwhile fails. `fs` must outlive the store, and the store must outlive its writers.
 class SnapshotStore {
  public:
   // Creates `dir` (its parent must exist), takes its lock and removes unfinished snapshots of an earlier process.

@@ -29,7 +29,8 @@ class SnapshotRequests {
   // rank has joined the session. If the coordinator has ordered a restore, the last layer completes the shard's part.
   // Does nothing if the layer has been restored before.
   // Errors change nothing: NOT_FOUND (UNKNOWN_SESSION), FAILED_PRECONDITION if the session is in use or does not
-  // have the layer here (NOT_OWNER), and the errors of LayerState::Load.
+  // have the layer here (NOT_OWNER), UNAVAILABLE (NOT_ACTIVE) while another call restores the layer, and the errors of
+  // LayerState::Load.
   absl::Status RestoreLayer(const LayerImage& image);
   // Returns an upper bound of the saved state's bytes in an image for this layer. Returns PERMISSION_DENIED if `caller`
   // does not show the session's secret, and the errors of RestoreLayer except those of LayerState::Load.

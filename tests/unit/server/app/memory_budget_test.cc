@@ -5,6 +5,8 @@
 #include <fstream>
 #include <gtest/gtest.h>
 
+#include "tests/support/temp_dir.h"
+
 namespace precondor {
 namespace {
 
@@ -49,13 +51,12 @@ TEST(MemoryBudgetTest, PartsThatAServerDoesNotHaveNeedNothing) {
 
 class ContainerMemoryTest : public testing::Test {
  protected:
-  void SetUp() override { std::filesystem::remove_all(root_); }
-  void TearDown() override { std::filesystem::remove_all(root_); }
   void Write(const std::string& path, const std::string& text) {
     std::filesystem::create_directories(std::filesystem::path(root_ + path).parent_path());
     std::ofstream(root_ + path) << text << "\n";
   }
-  const std::string root_ = testing::TempDir() + "container_memory";
+  TempDir dir_;
+  const std::string root_ = dir_.path() + "/root";
 };
 
 TEST_F(ContainerMemoryTest, IsTheLowestOnTheWayUp) {
