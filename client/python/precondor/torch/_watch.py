@@ -45,8 +45,9 @@ class Tap:
     def enter(self, *unused: Any) -> None:
         """Begins observing. Called before the forward pass."""
         global _true  # pylint: disable=global-statement
-        if nn.functional.linear is not _linear:
-            _true = nn.functional.linear
+        linear = nn.functional.linear  # once: another thread's Tap may replace it meanwhile
+        if linear is not _linear:
+            _true = linear
             nn.functional.linear = _linear
         if self not in _entered:
             _entered.append(self)
