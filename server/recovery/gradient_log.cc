@@ -146,7 +146,7 @@ absl::StatusOr<uint64_t> GradientLog::Read(uint64_t session_id, const store::Log
 void GradientLog::Abandon(const std::shared_ptr<store::RecordLog>& log, const absl::Status& why) {
   if (log_ != log) return;  // another thread has abandoned it already
   broken_ = absl::UnavailableError(absl::StrCat("the log of gradients cannot be written: ", why.message()));
-  durable_before_ = log_->synced_before();
+  next_sequence_ = log_->next_sequence();
   log_ = nullptr;
   backlog_ = 0;
   for (auto& [id, session] : sessions_) {
@@ -212,18 +212,18 @@ void GradientLog::DropUnneeded() {
 
 absl::Duration GradientLog::Work() {
   std::shared_ptr<store::RecordLog> log;
-  uint64_t covered = 0, durable_before = 0;
+  uint64_t covered = 0, next_sequence = 0;
   {
     MutexLock lock(mu_);
     log = log_;
     covered = backlog_;
-    durable_before = durable_before_;
+    next_sequence = next_sequence_;
   }
   // Works without mu_, so that appends wait neither for a sync nor for a log that is reopened and read.
   if (log == nullptr) {
     // A log whose files were removed goes on with their sequences.
     store::RecordLogOptions options = LogOptions();
-    options.first_sequence = durable_before;
+    options.first_sequence = next_sequence;
     absl::StatusOr<std::unique_ptr<store::RecordLog>> opened = store::RecordLog::Open(fs_, dir_, options, nullptr);
     MutexLock lock(mu_);
     if (opened.ok()) log_ = *std::move(opened);

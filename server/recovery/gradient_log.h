@@ -113,7 +113,7 @@ class GradientLog {
   CondVar changed_;
   std::shared_ptr<store::RecordLog> log_ ABSL_GUARDED_BY(mu_);  // null while the log cannot be written
   absl::Status broken_ ABSL_GUARDED_BY(mu_);                    // why log_ is null
-  uint64_t durable_before_ ABSL_GUARDED_BY(mu_) = 1;            // RecordLog::synced_before of the log before log_
+  uint64_t next_sequence_ ABSL_GUARDED_BY(mu_) = 1;             // of the log before log_
   uint64_t backlog_ ABSL_GUARDED_BY(mu_) = 0;                   // bytes that no sync has covered
   absl::flat_hash_map<uint64_t, Session> sessions_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;

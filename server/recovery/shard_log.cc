@@ -343,14 +343,14 @@ void ShardLog::Abandon(const std::shared_ptr<store::RecordLog>& log) {
   first_sequence_ = log->first_sequence();
   next_sequence_ = log->next_sequence();
   log_ = nullptr;
-  if (absl::IsNotFound(broken_)) LoseFiles();
+  if (absl::IsNotFound(broken_)) LoseRecords("the log's files were removed");
   changed_.notify_all();
 }
 
-void ShardLog::LoseFiles() {
+void ShardLog::LoseRecords(absl::string_view why) {
   for (auto& [id, session] : sessions_) {
     session.lost_before = next_sequence_;
-    MarkStale(session, "the log's files were removed");
+    MarkStale(session, why);
   }
 }
 
@@ -368,7 +368,11 @@ void ShardLog::Reopen() {
   }
   log_ = *std::move(opened);
   logger_.Log(Severity::kInfo, "log can be written again", {{"log", dir_}});
-  if (log_->first_sequence() > first_sequence_) LoseFiles();
+  if (log_->first_sequence() > first_sequence_) {
+    LoseRecords("the log's files were removed");
+  } else if (log_->next_sequence() < next_sequence_) {
+    LoseRecords("the disk has lost records that it had accepted");
+  }
 }
 
 }  // namespace precondor::recovery

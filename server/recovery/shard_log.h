@@ -98,7 +98,7 @@ class ShardLog {
     uint64_t epoch = 0;
     uint64_t needed_from = 0;              // sequence of the first record that the session needs
     std::map<uint32_t, LayerStep> missed;  // by layer, the last step of which the log may lack a record
-    uint64_t lost_before = 0;              // records below this were lost with the log's files
+    uint64_t lost_before = 0;              // records below this may be lost
     bool stale = false;
   };
 
@@ -117,8 +117,8 @@ class ShardLog {
   absl::Status SyncLog(const std::shared_ptr<store::RecordLog>& log);
   // Stops using a log whose sync has failed. Work reopens it.
   void Abandon(const std::shared_ptr<store::RecordLog>& log);
-  // Makes all sessions stale after the log's files were removed. The next log goes on with their sequences.
-  void LoseFiles() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Makes all sessions stale after records were lost. A log whose files were removed goes on with their sequences.
+  void LoseRecords(absl::string_view why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Reopen();
 
   store::FileSystem& fs_;

@@ -139,6 +139,24 @@ TEST_F(ShardLogTest, ASnapshotFromBeforeALostDecisionHealsNothing) {
   EXPECT_FALSE(log->stale(7));
 }
 
+TEST_F(ShardLogTest, ADiskThatLosesWhatItHadAcceptedMakesAllSessionsStale) {
+  Open();
+  log->Append(MakeInstall(7));
+  log->Append(MakeInstall(8));
+  log->Append(MakeUpdate(8, 0, 1));
+  log->Sync();
+  for (const auto& file : std::filesystem::directory_iterator(dir.path() + "/log")) {
+    if (file.path().extension() == ".log") std::filesystem::resize_file(file.path(), file.file_size() - 64);
+  }
+  EXPECT_FALSE(log->stale(8));
+  fs.set_full(true);
+  log->Append(MakeUpdate(7, 0, 1));
+  log->Sync();
+  fs.set_full(false);
+  AwaitWritable();
+  EXPECT_TRUE(log->stale(8));
+}
+
 TEST_F(ShardLogTest, ASnapshotFromBeforeALossOfFilesHealsNothing) {
   Open();
   log->Append(MakeInstall(7));
