@@ -27,8 +27,9 @@ struct CudaBackendOptions {
 // agree with the CPU backend's within the tolerances of the conformance suites, but not bitwise.
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const CudaBackendOptions& options);
 
-// Creates a DevicePlane, by CUDA IPC, on CUDA device `device`. Returns Unavailable if the device does not exist. The
-// first Upload or Download allocates 32 MiB of pinned host memory. No call changes the caller's current device.
+// Creates a DevicePlane, by CUDA IPC, on CUDA device `device`. Returns Unavailable if the device does not exist or is
+// too old. The first Upload or Download allocates 32 MiB of pinned host memory. No call changes the caller's current
+// device, unless the process has no context on that one.
 absl::StatusOr<std::unique_ptr<DevicePlane>> MakeCudaPlane(int device);
 
 }  // namespace precondor

@@ -32,8 +32,23 @@ absl::Status Checked(absl::string_view what, cudaError_t error) {
   return ToStatus(absl::StrCat("device plane: ", what), error);
 }
 
+// Returns whether this process has a context on the device. The runtime itself cannot tell.
+bool HasContext(int device) {
+  using GetState = int (*)(int device, unsigned* flags, int* active);  // cuDevicePrimaryCtxGetState
+  static const GetState get_state = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &found, 7000, cudaEnableDefault, &result);
+    return error == cudaSuccess ? reinterpret_cast<GetState>(found) : nullptr;
+  }();
+  unsigned flags = 0;
+  int active = 1;
+  return get_state == nullptr || get_state(device, &flags, &active) != 0 || active != 0;
+}
+
 // Makes a device the thread's current one and restores the previous one at the end. Threads belong to the caller, which
-// may use another device.
+// may use another device, and may record a graph on another thread: the calls in between do not end that.
 class OnDevice {
  public:
   explicit OnDevice(int device) {
@@ -42,9 +57,13 @@ class OnDevice {
       status_ = Checked("cudaSetDevice", cudaSetDevice(device));
       changed_ = status_.ok();
     }
+    if (status_.ok()) status_ = Checked("capture mode", cudaThreadExchangeStreamCaptureMode(&capture_));
+    relaxed_ = status_.ok();
   }
   ~OnDevice() {
-    if (changed_) (void)cudaSetDevice(before_);
+    if (relaxed_) (void)cudaThreadExchangeStreamCaptureMode(&capture_);
+    // cudaSetDevice makes a context, of .5 GB. A new thread's device is 0, which this process may not use at all.
+    if (changed_ && HasContext(before_)) (void)cudaSetDevice(before_);
   }
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
@@ -53,6 +72,8 @@ class OnDevice {
  private:
   int before_ = 0;
   bool changed_ = false;
+  cudaStreamCaptureMode capture_ = cudaStreamCaptureModeRelaxed;  // the thread's own, while this one is relaxed
+  bool relaxed_ = false;
   absl::Status status_;
 };
 
@@ -106,6 +127,7 @@ class CudaPlane final : public DevicePlane {
     }
     const OnDevice current(index_);
     PRECONDOR_RETURN_IF_ERROR(current.status());
+    PRECONDOR_RETURN_IF_ERROR(cuda::CheckCapability(index_));
     cudaDeviceProp properties = {};
     PRECONDOR_RETURN_IF_ERROR(Checked("properties", cudaGetDeviceProperties(&properties, index_)));
     device_.assign(properties.uuid.bytes, sizeof(properties.uuid.bytes));

@@ -24,6 +24,14 @@ absl::Status ToStatus(absl::string_view what, cudaError_t error) {
   }
 }
 
+absl::Status CheckCapability(int device) {
+  int major = 0;
+  const cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (error != cudaSuccess || major >= 8) return ToStatus("CUDA device", error);
+  return absl::UnavailableError(
+      absl::StrCat("CUDA device ", device, ": expected compute capability 8.0 or later, got ", major, ".x"));
+}
+
 bool IsFatal(cudaError_t error) {
   switch (error) {
     case cudaErrorIllegalAddress:

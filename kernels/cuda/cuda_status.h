@@ -15,6 +15,9 @@ namespace precondor::cuda {
 // Internal otherwise. The message has `what`, the operation that failed, and CUDA's name and description of the error.
 absl::Status ToStatus(absl::string_view what, cudaError_t error);
 
+// Returns Unavailable for a device that is older than those for which the kernels are compiled.
+absl::Status CheckCapability(int device);
+
 // Returns true for errors after which the process can no longer use the device.
 bool IsFatal(cudaError_t error);
 

@@ -44,6 +44,7 @@ absl::StatusOr<std::unique_ptr<Device>> Device::Make(int index, int64_t memory_l
 
 absl::Status Device::Open() {
   PRECONDOR_RETURN_IF_ERROR(Enter());
+  PRECONDOR_RETURN_IF_ERROR(CheckCapability(index_));
   int pools = 0;
   PRECONDOR_RETURN_IF_ERROR(
       ToStatus("CUDA device", cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, index_)));

@@ -55,6 +55,7 @@ const std::vector<int>& Visible() {
 
 std::atomic<int> device_count{static_cast<int>(Visible().size())};
 thread_local int current_device = 0;
+std::atomic<uint64_t> contexts = 0;  // a bit for each device
 
 }  // namespace
 
@@ -63,8 +64,13 @@ int CurrentDevice() { return current_device; }
 bool SetCurrentDevice(int device) {
   if (device < 0 || device >= device_count) return false;
   current_device = device;
+  MakeContext(device);
   return true;
 }
+
+bool HasContext(int device) { return (contexts >> device & 1) != 0; }
+void MakeContext(int device) { contexts |= uint64_t{1} << device; }
+void ForgetContexts() { contexts = 0; }
 
 int DeviceCount() { return device_count; }
 

@@ -11,6 +11,11 @@ namespace precondor::cuda_host {
 int CurrentDevice();
 bool SetCurrentDevice(int device);
 
+// Whether the process has used the device since ForgetContexts.
+bool HasContext(int device);
+void MakeContext(int device);
+void ForgetContexts();
+
 // The number of devices; -1: no driver.
 int DeviceCount();
 

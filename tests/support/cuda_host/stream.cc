@@ -79,6 +79,7 @@ std::function<void()> interruption;
 std::set<int> lost;                             // devices
 std::map<const void*, size_t> shared_bytes_of;  // kernels
 int most_shared_bytes = 227 << 10;
+int compute_capability = 9;  // its first number
 std::atomic<int64_t> live_objects{0};
 thread_local cudaError_t last_error = cudaSuccess;
 
@@ -150,6 +151,7 @@ bool LostByFile() {
 }
 
 cudaError_t CountCall() {
+  MakeContext(CurrentDevice());
   const bool by_file = LostByFile();
   std::function<void()> first;
   {
@@ -198,6 +200,10 @@ void SetMostSharedBytes(int bytes) {
   const MutexLock lock(mu);
   most_shared_bytes = bytes;
 }
+void SetComputeCapability(int major) {
+  const MutexLock lock(mu);
+  compute_capability = major;
+}
 void AddLiveObjects(int64_t count) { live_objects += count; }
 
 }  // namespace precondor::cuda_host
@@ -209,6 +215,11 @@ namespace host = precondor::cuda_host;
 
 extern "C" {
 
+int GetPrimaryContextState(int device, unsigned* flags, int* active) {
+  *flags = 0;
+  *active = host::HasContext(device) ? 1 : 0;
+  return 0;
+}
 cudaError_t cudaGetDeviceCount(int* count) {
   if (host::DeviceCount() < 0) return cudaErrorInsufficientDriver;  // leaves *count alone, as the real one does
   if (host::DeviceCount() == 0) return cudaErrorNoDevice;
@@ -229,7 +240,21 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   const precondor::MutexLock lock(host::mu);
-  *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? host::most_shared_bytes : 1;
+  *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? host::most_shared_bytes
+           : attribute == cudaDevAttrComputeCapabilityMajor     ? host::compute_capability
+                                                                : 1;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** found, unsigned int, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  const bool known = std::strcmp(symbol, "cuDevicePrimaryCtxGetState") == 0;
+  if (known) *found = reinterpret_cast<void*>(&GetPrimaryContextState);
+  *result = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  return known ? cudaSuccess : cudaErrorInvalidValue;
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  thread_local cudaStreamCaptureMode of_thread = cudaStreamCaptureModeGlobal;
+  std::swap(*mode, of_thread);
   return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {

@@ -48,6 +48,8 @@ void AddLiveObjects(int64_t count);
 size_t AllowedSharedBytes(const void* kernel);
 // The most that cudaFuncSetAttribute allows, and cudaDevAttrMaxSharedMemoryPerBlockOptin says; 227 KiB at first.
 void SetMostSharedBytes(int bytes);
+// The first number of the devices' compute capability; 9 at first.
+void SetComputeCapability(int major);
 
 template <typename... Params, typename... Args>
 cudaError_t LaunchKernel(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args&&... args) {

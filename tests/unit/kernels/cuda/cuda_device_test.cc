@@ -72,6 +72,11 @@ TEST_F(CudaDeviceTest, SaysWhyThereIsNoDevice) {
   status = MakeCudaBackend({.device = 2}).status();
   EXPECT_TRUE(absl::IsUnavailable(status));
   EXPECT_THAT(std::string(status.message()), HasSubstr("expected 0 ... 1, got 2"));
+  cuda_host::SetComputeCapability(7);
+  status = MakeCudaBackend({}).status();
+  cuda_host::SetComputeCapability(9);
+  EXPECT_TRUE(absl::IsUnavailable(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("expected compute capability 8.0 or later, got 7.x"));
 }
 
 // A server's --device, on threads whose current device is the first. The imitation refuses launches, events and handles

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <gtest/gtest.h>
 #include <limits>
+#include <thread>
 #include <vector>
 
 #include "kernels/cuda/cuda_backend.h"
@@ -143,7 +144,7 @@ TEST(CudaPlaneTest, AMarkIsReachedOnceItsStreamHasComeThere) {
 TEST(CudaPlaneTest, LeavesTheCallersDeviceAsItIs) {
   cuda_host::SetDeviceCount(2);
   {
-    const auto plane = MakePlane(1), first = MakePlane(0);
+    const auto first = MakePlane(0), plane = MakePlane(1);
     EXPECT_NE(plane->device(), first->device());
     EXPECT_EQ(plane->device().size(), 16u);
     const float value = 1;
@@ -152,6 +153,20 @@ TEST(CudaPlaneTest, LeavesTheCallersDeviceAsItIs) {
     ASSERT_EQ(cudaGetDevice(&device), cudaSuccess);
     EXPECT_EQ(device, 0);
   }
+  cuda_host::SetDeviceCount(1);
+}
+
+// A thread that has chosen none has device 0, which another rank of the host may use.
+TEST(CudaPlaneTest, MakesNoContextOnADeviceThatTheProcessDoesNotUse) {
+  cuda_host::SetDeviceCount(2);
+  cuda_host::ForgetContexts();
+  std::thread([] {
+    const auto plane = MakePlane(1);
+    const float value = 1;
+    EXPECT_TRUE(plane->Inspect(ConstMatrixView(&value, 1, 1)).ok());
+  }).join();
+  EXPECT_FALSE(cuda_host::HasContext(0));
+  EXPECT_TRUE(cuda_host::HasContext(1));
   cuda_host::SetDeviceCount(1);
 }
 
@@ -193,6 +208,9 @@ TEST(CudaPlaneTest, NeedsADevice) {
   const absl::Status status = MakeCudaPlane(7).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(status.message(), "CUDA device: expected 0 ... 0, got 7");
+  cuda_host::SetComputeCapability(7);
+  EXPECT_EQ(MakeCudaPlane(0).status().message(), "CUDA device 0: expected compute capability 8.0 or later, got 7.x");
+  cuda_host::SetComputeCapability(9);
 }
 
 }  // namespace
