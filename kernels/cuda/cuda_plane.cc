@@ -35,7 +35,7 @@ absl::Status Checked(absl::string_view what, cudaError_t error) {
 // Returns whether this process has a context on the device. The runtime itself cannot tell.
 bool HasContext(int device) {
   using GetState = int (*)(int device, unsigned* flags, int* active);  // cuDevicePrimaryCtxGetState
-  static const GetState get_state = [] {
+  static const GetState kGetState = [] {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
     const cudaError_t error =
@@ -44,7 +44,7 @@ bool HasContext(int device) {
   }();
   unsigned flags = 0;
   int active = 1;
-  return get_state == nullptr || get_state(device, &flags, &active) != 0 || active != 0;
+  return kGetState == nullptr || kGetState(device, &flags, &active) != 0 || active != 0;
 }
 
 // Makes a device the thread's current one and restores the previous one at the end. Threads belong to the caller, which

@@ -285,7 +285,7 @@ void ShardLog::Sync() {
 
 absl::Status ShardLog::SyncLog(const std::shared_ptr<store::RecordLog>& log) {
   if (log == nullptr) return Unwritable(absl::UnavailableError("it is opened again"));
-  const absl::Status synced = log->Sync();
+  absl::Status synced = log->Sync();
   if (synced.ok()) return synced;
   Abandon(log);
   return Unwritable(synced);

@@ -425,7 +425,7 @@ absl::StatusOr<SnapshotSummary> ShardSnapshots::Verify(uint64_t session_id, uint
     return absl::NotFoundError(absl::StrCat("session_id ", session_id, ": no snapshots on this shard"));
   }
   PRECONDOR_ASSIGN_OR_RETURN(const store::SnapshotManifest manifest, store->ReadManifest(id));
-  PRECONDOR_ASSIGN_OR_RETURN(const SnapshotImages snapshot, ReadLayers(*store, manifest, [](LayerImage) {}));
+  PRECONDOR_ASSIGN_OR_RETURN(const SnapshotImages snapshot, ReadLayers(*store, manifest, [](const LayerImage&) {}));
   return Summarize(snapshot, manifest);
 }
 

@@ -18,7 +18,7 @@ constexpr absl::string_view kLeaderFile = "leader";  // docs/operate/storage.md
 
 }  // namespace
 
-ShardStore::ShardStore(store::FileSystem& fs, std::string data_dir, ShardLogOptions options, const Clock& clock,
+ShardStore::ShardStore(store::FileSystem& fs, const std::string& data_dir, ShardLogOptions options, const Clock& clock,
                        Logger& logger, StoreObserver& observer, const GradientLogOptions& gradient_options)
     : fs_(fs),
       dir_(store::JoinPath(data_dir, "shard")),

@@ -23,8 +23,8 @@ namespace precondor::recovery {
 class ShardStore final : public ShardJournal {
  public:
   // Lifetime: all references outlive this object.
-  ShardStore(store::FileSystem& fs, std::string data_dir, ShardLogOptions options, const Clock& clock, Logger& logger,
-             StoreObserver& observer, const GradientLogOptions& gradient_options = {});
+  ShardStore(store::FileSystem& fs, const std::string& data_dir, ShardLogOptions options, const Clock& clock,
+             Logger& logger, StoreObserver& observer, const GradientLogOptions& gradient_options = {});
 
   // Recovers the sessions on the disk into a shard. Precondition: the shard uses this journal, and ShardReplay::Begin
   // was called. Calls ShardReplay::Finish if it succeeds. Returns DATA_LOSS with file and offset if a file is damaged,
