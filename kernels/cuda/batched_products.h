@@ -61,6 +61,14 @@ constexpr int64_t PaddedStride(int64_t cols) {
   constexpr int64_t kElements = 16 / sizeof(T);
   return (cols + kElements - 1) / kElements * kElements;
 }
+// Returns the number of elements that a matrix of `elements` takes in a common array, so that the next one begins at a
+// multiple of 256 bytes. cuBLAS may choose another kernel for other alignments, and an operation's result must not
+// depend on the operations before it.
+template <typename T>
+constexpr int64_t PaddedElements(int64_t elements) {
+  constexpr int64_t kElements = 256 / sizeof(T);
+  return (elements + kElements - 1) / kElements * kElements;
+}
 
 // Runs products [begin, end) in stream order. The addresses in `upload` have been sent.
 absl::Status RunBatch(Device& device, absl::string_view what, const ProductShape& shape, const Arithmetic& in,

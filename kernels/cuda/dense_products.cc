@@ -25,14 +25,6 @@ T* Take(T*& next, int64_t count) {
   return std::exchange(next, next + count);
 }
 
-// Returns as many elements as take a multiple of 256 bytes. cuBLAS may choose another kernel for other alignments, and
-// an operation's result must not depend on which others come before it.
-template <typename T>
-int64_t Whole(int64_t elements) {
-  constexpr int64_t kElements = 256 / sizeof(T);
-  return (elements + kElements - 1) / kElements * kElements;
-}
-
 template <typename Kind>
 std::vector<const Kind*> AllOf(const std::vector<Kind>& operations) {
   std::vector<const Kind*> all;
@@ -158,15 +150,16 @@ class Bf16Plan {
   // Counts l, r, d and l d in bf16. l d is as large as d, and the answer overwrites d.
   static int64_t RoundedElements(const operation::DensePrecondition& operation) {
     const int64_t m = operation.d.rows, n = operation.d.cols;
-    return Whole<Bf16>(m * Padded(m)) + Whole<Bf16>(n * Padded(n)) + 2 * Whole<Bf16>(m * Padded(n));
+    return PaddedElements<Bf16>(m * Padded(m)) + PaddedElements<Bf16>(n * Padded(n)) +
+           2 * PaddedElements<Bf16>(m * Padded(n));
   }
 
   void Add(const operation::DensePrecondition& operation) {
     const int64_t m = operation.d.rows, n = operation.d.cols, stride = Padded(n);
     const Bf16* const l = Factor(operation.l, m);
     const Bf16* const r = Factor(operation.r, n);
-    Bf16* const d = Take(next_, Whole<Bf16>(m * stride));
-    Bf16* const half = Take(next_, Whole<Bf16>(m * stride));
+    Bf16* const d = Take(next_, PaddedElements<Bf16>(m * stride));
+    Bf16* const half = Take(next_, PaddedElements<Bf16>(m * stride));
     SumOfParts of_d, of_u;
     if (!operation.squares.empty()) {
       for (SumOfParts* of : {&of_d, &of_u}) {
@@ -182,7 +175,7 @@ class Bf16Plan {
   }
 
   const Bf16* Factor(const SymmetricForm& form, int64_t n) {
-    Bf16* const x = Take(next_, Whole<Bf16>(n * Padded(n)));
+    Bf16* const x = Take(next_, PaddedElements<Bf16>(n * Padded(n)));
     if (form.is_explicit()) {
       Round(form.matrix, x, Padded(n), {});
     } else {
@@ -222,7 +215,9 @@ absl::Status RunInBf16(Device& device, const Operations& operations) {
 // multiples of 256 bytes. Others are replaced by copies that do: d, l and r before the products, and u after them.
 class AlignedCopies {
  public:
-  static int64_t Elements(ConstMatrixView x) { return IsAligned(x) ? 0 : Whole<float>(x.rows * PaddedInF32(x.cols)); }
+  static int64_t Elements(ConstMatrixView x) {
+    return IsAligned(x) ? 0 : PaddedElements<float>(x.rows * PaddedInF32(x.cols));
+  }
 
   ConstMatrixView Of(ConstMatrixView x, float*& next) {
     if (IsAligned(x)) return x;
@@ -242,7 +237,7 @@ class AlignedCopies {
  private:
   static MatrixView Taken(ConstMatrixView x, float*& next) {
     const int64_t stride = PaddedInF32(x.cols);
-    return MatrixView(Take(next, Whole<float>(x.rows * stride)), x.rows, x.cols, stride);
+    return MatrixView(Take(next, PaddedElements<float>(x.rows * stride)), x.rows, x.cols, stride);
   }
   static absl::Status Run(Device& device, const std::vector<operation::Elementwise>& copies) {
     return copies.empty() ? absl::OkStatus() : RunTogether(device, AllOf(copies));
@@ -262,10 +257,10 @@ absl::Status RunInF32(Device& device, const Operations& operations, bool in_tf32
   const auto copied = [in_tf32](ConstMatrixView x) { return in_tf32 ? AlignedCopies::Elements(x) : 0; };
   int64_t elements = 0;
   for (const auto* operation : operations) {
-    elements +=
-        Whole<float>(operation->d.rows * stride_of(operation->d.cols)) + copied(operation->d) + copied(operation->u);
+    elements += PaddedElements<float>(operation->d.rows * stride_of(operation->d.cols)) + copied(operation->d) +
+                copied(operation->u);
     for (const SymmetricForm* form : {&operation->l, &operation->r}) {
-      elements += form->is_explicit() ? copied(form->matrix) : Whole<float>(form->n * stride_of(form->n));
+      elements += form->is_explicit() ? copied(form->matrix) : PaddedElements<float>(form->n * stride_of(form->n));
     }
   }
   PRECONDOR_RETURN_IF_ERROR(upload.Open(device));
@@ -275,7 +270,7 @@ absl::Status RunInF32(Device& device, const Operations& operations, bool in_tf32
   const auto factor = [&](const SymmetricForm& form) {
     if (form.is_explicit()) return in_tf32 ? copies.Of(form.matrix, next) : form.matrix;
     const int64_t stride = stride_of(form.n);
-    float* const x = Take(next, Whole<float>(form.n * stride));
+    float* const x = Take(next, PaddedElements<float>(form.n * stride));
     expansions.Add(upload, form, x, stride, /*in_bf16=*/false);
     return ConstMatrixView(x, form.n, form.n, stride);
   };
@@ -287,7 +282,7 @@ absl::Status RunInF32(Device& device, const Operations& operations, bool in_tf32
     const ConstMatrixView d = in_tf32 ? copies.Of(operation->d, next) : operation->d;
     const MatrixView u = in_tf32 ? copies.Of(operation->u, next) : operation->u;
     const int64_t stride = stride_of(d.cols);
-    const MatrixView half(Take(next, Whole<float>(d.rows * stride)), d.rows, d.cols, stride);
+    const MatrixView half(Take(next, PaddedElements<float>(d.rows * stride)), d.rows, d.cols, stride);
     const operation::Gemm first{.a = l, .b = d, .c = half}, second{.a = half, .b = r, .c = u};
     if (in_tf32 || IsLarge(first) || IsLarge(second)) {
       of_cublas.Add<float>(l, d, half, r, u);

@@ -58,9 +58,8 @@ class ScratchAllocator {
  public:
   explicit ScratchAllocator(T* begin = nullptr) : begin_(begin) {}
   BasicMatrixView<T> Take(int64_t rows, int64_t cols) {
-    constexpr int64_t kElements = 256 / sizeof(T);
     const int64_t stride = PaddedStride<T>(cols);
-    const int64_t at = std::exchange(used_, used_ + (rows * stride + kElements - 1) / kElements * kElements);
+    const int64_t at = std::exchange(used_, used_ + PaddedElements<T>(rows * stride));
     return BasicMatrixView<T>(begin_ == nullptr ? nullptr : begin_ + at, rows, cols, stride);
   }
   int64_t used() const { return used_; }

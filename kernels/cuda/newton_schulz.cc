@@ -104,14 +104,9 @@ class Iterations {
     int64_t blocks = 0;
   };
 
-  // Numbers of elements of x or y, and of a or p. All matrices begin at multiples of 256 bytes, because cuBLAS may
-  // choose another kernel for other alignments.
-  static int64_t Large(const Layer& layer) { return Whole(layer.rows() * PaddedStride<T>(layer.cols())); }
-  static int64_t Small(const Layer& layer) { return Whole(layer.side() * PaddedStride<T>(layer.side())); }
-  static int64_t Whole(int64_t elements) {
-    constexpr int64_t kElements = 256 / sizeof(T);
-    return (elements + kElements - 1) / kElements * kElements;
-  }
+  // Numbers of elements of x or y, and of a or p.
+  static int64_t Large(const Layer& layer) { return PaddedElements<T>(layer.rows() * PaddedStride<T>(layer.cols())); }
+  static int64_t Small(const Layer& layer) { return PaddedElements<T>(layer.side() * PaddedStride<T>(layer.side())); }
   static int64_t SizeOf(const Layer& layer, Product product) {
     const ProductShape shape = ShapeOf<T>(layer, product);
     return BatchSize(shape.rows, shape.cols, shape.inner);

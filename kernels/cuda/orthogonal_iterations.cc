@@ -25,8 +25,7 @@ constexpr cublasFillMode_t kLowerTriangle = CUBLAS_FILL_MODE_UPPER;
 using Step = operation::OrthogonalIteration;
 
 auto KeyOf(const Step& step) { return std::tuple(step.q.rows, step.q.stride, step.a.stride, step.next.stride); }
-// Matrices begin at multiples of 256 bytes: cuBLAS may choose another kernel for other alignments.
-int64_t Elements(int64_t rows, int64_t stride) { return (rows * stride + 63) / 64 * 64; }
+int64_t Elements(int64_t rows, int64_t stride) { return PaddedElements<float>(rows * stride); }
 // Larger than the rounding of g, whose diagonal is 1, so that the first factorization succeeds for most x.
 double ShiftOf(int64_t n) { return 4 * static_cast<double>(n) * std::numeric_limits<float>::epsilon(); }
 int64_t Elements(const Step& step) { return Elements(step.q.rows, step.q.cols); }

@@ -134,7 +134,7 @@ class ShardLog {
   std::atomic<bool> idle_ = false;                              // the syncer waits for changed_
   std::shared_ptr<store::RecordLog> log_ ABSL_GUARDED_BY(mu_);  // null while the log cannot be written
   absl::Status broken_ ABSL_GUARDED_BY(mu_);                    // why log_ is null
-  // Of the log that was abandoned last.
+  // These are the sequences of the log that was abandoned last.
   uint64_t first_sequence_ ABSL_GUARDED_BY(mu_) = 1;
   uint64_t next_sequence_ ABSL_GUARDED_BY(mu_) = 1;
   absl::flat_hash_map<uint64_t, Session> sessions_ ABSL_GUARDED_BY(mu_);

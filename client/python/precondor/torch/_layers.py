@@ -498,7 +498,8 @@ def _kinds_of(model: nn.Module) -> Dict[nn.Parameter, Tuple[str, str, nn.Module]
     shared = {module.weight.shape[1] for _, module in tables if module.weight in others}
     # A table of types says that the model is like BERT.
     has_types = any(module.weight.shape[0] <= _MOST_TYPES and module.weight.shape[1] in shared for _, module in tables)
-    normed = {id(table) for module in model.modules() if has_types or _is_of_embeddings_and_norms(module) for table in module.children()}
+    normed = {id(table) for module in model.modules()
+              if shared and (has_types or _is_of_embeddings_and_norms(module)) for table in module.children()}
     widths = {module.weight.shape[1] for name, module in tables if not shared and not _NO_WORDS.search(name)}
     found: Dict[nn.Parameter, Tuple[str, str, nn.Module]] = {}
     for name, module in named:
