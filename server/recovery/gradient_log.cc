@@ -146,6 +146,7 @@ absl::StatusOr<uint64_t> GradientLog::Read(uint64_t session_id, const store::Log
 void GradientLog::Abandon(const std::shared_ptr<store::RecordLog>& log, const absl::Status& why) {
   if (log_ != log) return;  // another thread has abandoned it already
   broken_ = absl::UnavailableError(absl::StrCat("the log of gradients cannot be written: ", why.message()));
+  logger_.Log(Severity::kError, "log cannot be written", {{"log", dir_}, {"reason", absl::string_view(why.message())}});
   next_sequence_ = log_->next_sequence();
   log_ = nullptr;
   backlog_ = 0;
@@ -226,8 +227,10 @@ absl::Duration GradientLog::Work() {
     options.first_sequence = next_sequence;
     absl::StatusOr<std::unique_ptr<store::RecordLog>> opened = store::RecordLog::Open(fs_, dir_, options, nullptr);
     MutexLock lock(mu_);
-    if (opened.ok()) log_ = *std::move(opened);
-    return log_ == nullptr ? options_.reopen_interval : options_.sync_interval;
+    if (!opened.ok()) return options_.reopen_interval;
+    log_ = *std::move(opened);
+    logger_.Log(Severity::kInfo, "log can be written again", {{"log", dir_}});
+    return options_.sync_interval;
   }
   absl::Status status = log->Sync();
   if (status.ok()) status = log->BeginSegmentAt(options_.segment_bytes);

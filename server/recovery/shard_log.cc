@@ -340,6 +340,8 @@ void ShardLog::Abandon(const std::shared_ptr<store::RecordLog>& log) {
   MutexLock lock(mu_);
   if (log_ != log) return;  // another thread has abandoned it already
   broken_ = log->health();
+  logger_.Log(Severity::kError, "log cannot be written",
+              {{"log", dir_}, {"reason", absl::string_view(broken_.message())}});
   first_sequence_ = log->first_sequence();
   next_sequence_ = log->next_sequence();
   log_ = nullptr;

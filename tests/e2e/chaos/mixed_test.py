@@ -31,7 +31,8 @@ DISK_FAILS, CLOCK_OFFSET = 0, 1  # places of the numbers of preloaded_faults.cc
 PATIENCE_S = 3  # longer than a worker waits for the answer to a report before it goes on
 STEPS_BESIDE = 40  # that go by while a fault is looked at
 STEPS_A_LEADER = 200  # until the one that led is back
-STEPS_A_BAD_DISK = 200  # until a shard's snapshot has what its log lacks
+STEPS_A_BAD_DISK = 200  # until a shard's snapshot has what its logs lack
+LACKING = ("precondor_log_stale_status", "precondor_gradients_missing_status")
 
 
 class MixedTest(FaultTest):
@@ -136,17 +137,21 @@ class MixedTest(FaultTest):
 
     def bad_disk_of(self, server, fault, cluster, training):
         before, logged = self.step(cluster), (server.folder / "log").stat().st_size
+
+        def said(line):
+            return (server.folder / "log").read_bytes()[logged:].count(line)
+
         with fault(server):
             if server is cluster.coordinator:  # what is in its last page goes on a little
                 wait_for("the coordinator to say that it cannot write, or the job to go on",
                          lambda: server.metric("precondor_journal_failing_status") or (cluster.step() or 0) > before + 10)
             else:
                 self.await_step(cluster, training, before + 5)
-        if server.metric("precondor_log_stale_status"):
+        if any(server.metric(one) for one in LACKING):
             with stopped(training.workers()[0]):  # the job waits, or seconds of its steps go by
-                wait_for("the shard to open its log again", lambda: b"log can be written again" in (server.folder / "log").read_bytes()[logged:])
-        wait_for("all servers to write again, and a snapshot that has what the log lacks", lambda: not any(
-            one.metric("precondor_log_stale_status") or one.metric("precondor_journal_failing_status") for one in cluster.servers()))
+                wait_for("the shard to open its logs again", lambda: said(b"INFO log can be written again") == said(b"ERROR log cannot be written") > 0)
+        wait_for("all servers to write again, and a snapshot that has what the logs lack", lambda: not any(
+            server.metric(one) for server in cluster.servers() for one in (*LACKING, "precondor_journal_failing_status")))
 
     def set_clocks(self, cluster, _):
         for server in cluster.servers():
