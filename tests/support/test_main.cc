@@ -4,14 +4,6 @@
 #include "kernels/base/process_setup.h"
 #include "tests/support/wait_until.h"
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-// A name that gRPC's resolver still asks for when a test's process ends keeps a few bytes in c-ares.
-extern "C" const char* __lsan_default_suppressions();
-extern "C" const char* __lsan_default_suppressions() { return "leak:libcares\n"; }
-#endif
-#endif
-
 // Null in tests that do not link gRPC.
 extern "C" __attribute__((weak)) void grpc_init();
 extern "C" __attribute__((weak)) void grpc_shutdown_blocking();
