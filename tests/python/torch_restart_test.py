@@ -19,7 +19,7 @@ import unittest
 
 import precondor
 import test_program
-from cluster import Cluster, Server, free_port, say, wait_for
+from cluster import Cluster, Server, say, wait_for
 from restart_training import train
 from torch_rank import running
 
@@ -198,7 +198,6 @@ class RestartTest(unittest.TestCase):
                 cluster = Cluster(self.binaries, self.folder, shards=0)
                 data = self.folder / exchange / "data"
                 server = cluster.coordinator = Server(self.binaries, self.folder, exchange, ["--role=all", f"--data-dir={data}"])
-                server.port = free_port()
                 self.addCleanup(cluster.close)
                 server.start()
 

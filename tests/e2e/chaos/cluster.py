@@ -58,10 +58,18 @@ class Server:
         self.folder.mkdir(parents=True)
         self.use(binaries)
         self.arguments = arguments
-        self.port = 0
-        self.metrics_port = 0
+        self.places = []
+        self.port, self.metrics_port = (self.reserve_port(), self.reserve_port()) if host == "127.0.0.1" else (0, 0)
         self.process = None
         self.starts = 0
+
+    def reserve_port(self):
+        """A port that no other process gets from the system, also not while this server is away."""
+        place = socket.socket()
+        self.places.append(place)
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # so that the server can listen beside it
+        place.bind((self.host, 0))
+        return place.getsockname()[1]
 
     def use(self, binaries):
         """Names the build tree of the process that starts next."""
@@ -146,6 +154,8 @@ class Server:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.kill()
+        for place in self.places:
+            place.close()
 
 
 @contextlib.contextmanager
@@ -305,7 +315,6 @@ class Cluster:
         self.ways = []
         if switched:
             for shard in self.shards:
-                shard.port = free_port()
                 shard.arguments = [*shard.arguments, f"--advertise={shard.address}"]
                 self.ways.append(Switch(lambda shard=shard: shard))
         self.lease_steps = 64  # the server's default

@@ -88,7 +88,6 @@ class Attacks:
         server = cluster.Server(self.binaries, folder, name, [*arguments, "--threads=2", f"--transport-memory={TRANSPORT}",
                                                               f"--max-message-bytes={MESSAGE}"], prefix=prefix)
         self.addCleanup(server.close)
-        server.port = cluster.free_port()  # a journal has it, from the first start on
         server.start()
         return server
 
