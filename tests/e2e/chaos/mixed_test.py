@@ -147,11 +147,11 @@ class MixedTest(FaultTest):
                          lambda: server.metric("precondor_journal_failing_status") or (cluster.step() or 0) > before + 10)
             else:
                 self.await_step(cluster, training, before + 5)
-        if any(server.metric(one) for one in LACKING):
+        if any(server.metric(name) for name in LACKING):
             with stopped(training.workers()[0]):  # the job waits, or seconds of its steps go by
                 wait_for("the shard to open its logs again", lambda: said(b"INFO log can be written again") == said(b"ERROR log cannot be written") > 0)
         wait_for("all servers to write again, and a snapshot that has what the logs lack", lambda: not any(
-            server.metric(one) for server in cluster.servers() for one in (*LACKING, "precondor_journal_failing_status")))
+            one.metric(name) for one in cluster.servers() for name in (*LACKING, "precondor_journal_failing_status")))
 
     def set_clocks(self, cluster, _):
         for server in cluster.servers():
