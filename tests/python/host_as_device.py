@@ -21,7 +21,8 @@ def host_as_device(ordinal=lambda tensor: 0, free=1 << 30):
         return value
 
     with mock.patch.multiple(
-            _device, ordinal=ordinal, free_bytes=lambda tensor: free, stream=lambda tensor: count("stream", 0),
+            _device, ordinal=ordinal, is_part_of_gpu=lambda tensor: False, free_bytes=lambda tensor: free,
+            stream=lambda tensor: count("stream", 0),
             synchronize=lambda tensor: count("synchronize", None), matrix=lambda tensor: OnDevice(tensor.numpy()),
             pinned=lambda size: count("pinned", torch.empty(size, dtype=torch.float32))):
         yield calls

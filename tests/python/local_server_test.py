@@ -17,7 +17,7 @@ from unittest import mock
 
 import numpy as np
 import precondor as p
-from precondor import server
+from precondor import _cuda_libraries, server
 
 try:
     import torch
@@ -122,9 +122,19 @@ class LocalServerTest(unittest.TestCase):
                                    ([3], "expected a sequence of str"), (None, "expected a sequence of str")):
             with self.subTest(arguments=arguments), self.assertRaisesRegex(p.InvalidArgumentError, f"^arguments: .*{pattern}"):
                 server.LocalServer(arguments)
-        with self.assertRaisesRegex(p.UnavailableError, "got its end with status 1, see its log"):
+        with self.assertRaisesRegex(p.UnavailableError, "got its end with status 1: .*cannot start"):
             server.LocalServer(["--data-dir=/dev/null/x"])
         self.assertEqual(os.listdir(self._folder.name), [])
+
+    def test_servers_find_the_cuda_libraries_of_every_folder_of_packages(self):
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(sys, "path", [*sys.path, folder]):
+            there = pathlib.Path(folder) / "nvidia/cu13/lib"
+            there.mkdir(parents=True)
+            self.assertIn(str(there), _cuda_libraries.folders())
+            path = _cuda_libraries.with_search_path({"LD_LIBRARY_PATH": "/a", "B": "c"})
+            self.assertEqual((path["B"], path["LD_LIBRARY_PATH"].split(":")), ("c", ["/a", *_cuda_libraries.folders()]))
+            _cuda_libraries.preload()  # nothing is there, and no error
+        self.assertNotIn(str(there), _cuda_libraries.folders())
 
     def test_options_of_the_environment_are_other_servers(self):
         for name, value in (("ROLE", "shard"), ("METRICS_LISTEN", "nowhere"), ("MEMORY_LIMT", "1GiB"), ("CONFIG", "/nothing")):

@@ -64,7 +64,9 @@ class TorchDeviceTest(unittest.TestCase):
                 sent = CASES[case].steps * len(self.results[0].decisions)
                 self.assertEqual((self.plane["in_ring"], self.plane["over_socket"], self.plane["reason"]), (sent, 0, ""))
                 self.assertEqual((self.plane["gradient_bytes"], self.plane["result_bytes"]), (0, 0))
-                self.assertEqual(calls, {"stream": sent, "synchronize": 0, "pinned": 0})
+                self.assertEqual((calls["stream"], calls["pinned"]), (sent, 0))
+                # One wait for all statistics of a step; with overlap they leave with their layers.
+                self.assertLessEqual(calls["synchronize"], sent if options.get("overlap") else CASES[case].steps)
 
     def test_what_the_plane_does_not_take_is_copied_to_the_host_here(self):
         address = self.start(RING)
@@ -84,7 +86,7 @@ class TorchDeviceTest(unittest.TestCase):
                 # Before a stream is open it is unknown whether it has a ring: the first gradients may go by the client.
                 first = self.plane["over_socket"]
                 self.assertLessEqual(first, len(self.results[0].decisions) if name == "no-ring" else 0)
-                self.assertEqual(calls["synchronize"], sent - first)
+                self.assertTrue(sent - first <= calls["synchronize"] <= sent - first + CASES["mlp"].steps, calls)
 
     def test_layers_of_the_host_and_of_the_device(self):
         address = self.start(RING)
@@ -124,7 +126,8 @@ class TorchDeviceTest(unittest.TestCase):
                     self.assertLogs("precondor", "INFO") as log:
                 address = self.start(f"--backend={backend}", name=backend)
                 self.train(address, backend)
-            self.assertEqual(log.output, [f"INFO:precondor:the servers compute with backend {backend}"])
+            self.assertRegex(log.output[0], f"^INFO:precondor:the servers compute with backend {backend}; gradients leave their GPU "
+                                            "through the host's memory: shard unix:.*: offers no ring")
             told = [str(one.message) for one in caught]
             self.assertEqual(sum("a server computes on the CPU" in one for one in told), backend == "cpu", told)
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import tempfile
 import unittest
+import warnings
 from unittest import mock
 
 import numpy as np
@@ -21,6 +22,7 @@ import precondor
 import precondor.torch
 from host_as_device import host_as_device
 from precondor import server
+from precondor.torch import _device
 import test_program
 from cluster import wait_for
 import torch_local
@@ -170,6 +172,47 @@ class TorchLocalTest(LocalCase):
             server.LocalServer(gpus=[uuid_of(0)])
         one.close()
         self.assertFalse(pathlib.Path(one.address[len("unix:"):]).parent.exists())
+
+    def test_a_shard_whose_device_is_lost_comes_back(self):
+        lost = self.folder / "lost"
+        with mock.patch.dict(os.environ, CUDA_HOST_LOST_DEVICE=str(lost)):
+            one = server.LocalServer(gpus={uuid_of(0): "64MiB"}, timeout=TIMEOUT_S)
+        self.addCleanup(one.close)
+        gradient = np.eye(2, 3, dtype=np.float32)
+        spec = precondor.SessionSpec("s", [precondor.Layer("w", 2, 3)], "muon")
+        with precondor.Client(one.address) as client, client.open_session(spec).join() as worker:
+            self.assertEqual(worker.precondition(0, 0, gradient, 1).result().decision, "PRECONDITIONED")
+            before = one.pids[-1]
+            (self.folder / "new").write_text("0\n", encoding="utf-8")
+            with self.assertLogs("precondor", "WARNING"):
+                (self.folder / "new").rename(lost)
+                self.assertEqual(worker.precondition(1, 0, gradient, 1).result().decision, "SKIP")
+                lost.unlink()
+                wait_for("another process", lambda: one.pids[-1] != before)
+            self.assertEqual(worker.precondition(2, 0, gradient, 1).result().decision, "PRECONDITIONED")
+
+    def test_a_gpu_that_is_not_there_is_told(self):
+        with self.assertRaisesRegex(precondor.UnavailableError, "end with status 1: .*cannot start.*CUDA devices: cudaErrorNoDevice"):
+            server.LocalServer(gpus={"GPU-0": "64MiB"}, timeout=TIMEOUT_S)
+
+    def test_a_model_that_moves_to_its_gpu_later_is_told(self):
+        model = nn.Linear(4, 3)
+        pre = precondor.torch.Preconditioner(model, "local", method="muon", client=precondor.ClientOptions(connect_timeout=TIMEOUT_S))
+        with pre, host_as_device(), warnings.catch_warnings(record=True) as caught:
+            pre.make_optimizer(0.1)
+            model(torch.ones(2, 4)).sum().backward()
+            pre.step()
+            self.assertEqual(pre.device_plane()["backends"], ["cpu"])  # without a driver; with one it has no ring
+        self.assertIn("the model is on a GPU, and a server computes on the CPU", " ".join(str(one.message) for one in caught))
+
+    def test_names_of_gpus(self):
+        weight = torch.zeros(1)
+        with host_as_device():
+            self.assertEqual(_device.gpu_name(weight), uuid_of(0))
+            with mock.patch.object(_device, "is_part_of_gpu", return_value=True):
+                self.assertEqual(_device.gpu_name(weight), uuid_of(0).replace("GPU", "MIG"))
+            with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES="MIG-1,MIG-2"):
+                self.assertEqual(_device.gpu_name(weight), "MIG-1")
 
     def test_memory(self):
         model = nn.Linear(1024, 1024, bias=False)  # f32: 4 MiB

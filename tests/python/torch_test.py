@@ -27,6 +27,7 @@ import torch_case
 import torch_reference
 from interop_test import ROOT, TIMEOUT_S
 from precondor.torch import _checkpoint
+from precondor.torch._group import Group
 from precondor.torch._statistics import Covariance, Vectors
 import torch_training
 from torch_training import train
@@ -127,6 +128,14 @@ class TorchTest(torch_case.ServerCase):
                             for micro in part[:rows].split(7):
                                 sums.add(micro.to(torch.float64))
                             np.testing.assert_allclose(sums.finish(2.0), wanted, rtol=1e-5, atol=1e-5)
+
+    def test_collectives_are_on_the_gpu_whatever_init_process_group_was_told(self):
+        # By default torch takes NCCL alone where there are GPUs, and calls that backend "undefined".
+        for backends, device in (("cuda:nccl", "meta"), ("cpu:gloo,cuda:nccl", "meta"), ("cpu:gloo", "cpu")):
+            with self.subTest(backends), mock.patch.multiple(
+                    torch.distributed, is_initialized=lambda: True, get_rank=lambda group: 0, get_world_size=lambda group=None: 2,
+                    get_backend=lambda group: "undefined", get_backend_config=lambda group, backends=backends: backends):
+                self.assertEqual(Group(None, torch.device("meta")).device.type, device)
 
     # --- layers -------------------------------------------------------------------------------------------------------
 

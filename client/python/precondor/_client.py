@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Literal, Mapping, NamedTuple, Opti
 
 import numpy as np
 
-from . import _core, _session
+from . import _core, _cuda_libraries, _session
 from ._errors import check_number, check_text, check_whole, invalid
 from ._options import ClientOptions, Security, check_for_calls
 from ._session import SessionSpec
@@ -336,6 +336,7 @@ class Worker:
         if hasattr(gradient, "__cuda_array_interface__"):
             if out is not None or parts is not None:
                 raise invalid("gradient", "one in host memory, with out or parts", gradient)
+            _cuda_libraries.preload()
             return Future(self._core.precondition_on_device(step, layer, gradient, samples, device, stream))
         if parts is not None:
             return Future(self._core.precondition_parts(step, layer, parts, gradient, out))
@@ -586,6 +587,7 @@ def cuda_device_id(device: int) -> bytes:
     Raises:
         UnavailableError: There is no such device, or the installation has no CUDA backend.
     """
+    _cuda_libraries.preload()
     return _core.cuda_device_id(device)
 
 

@@ -20,6 +20,7 @@ import time
 import weakref
 from typing import Callable, Dict, Hashable, List, Mapping, Optional, Sequence, Tuple, Union
 
+from ._cuda_libraries import with_search_path
 from ._errors import InvalidArgumentError, UnavailableError, check_mapping, check_number, invalid
 
 _MOST_SOCKET_PATH = 100  # bytes; Linux accepts 107
@@ -180,8 +181,8 @@ class LocalServer:
                     continue
                 if status == _BAD_OPTION:
                     raise InvalidArgumentError(
-                        f"arguments: expected options of precondor-server, got {arguments}: {_refusal(start.command)}", "INVALID_ARGUMENT")
-                came = "nothing" if status is None else f"its end {_how(status)}, see its log on standard error"
+                        f"arguments: expected options of precondor-server, got {arguments}: {start.why('--check-config')}", "INVALID_ARGUMENT")
+                came = "nothing" if status is None else f"its end {_how(status)}: {start.why()}"
                 raise UnavailableError(f"precondor-server: expected it to take calls within {timeout:g} s, got {came}",
                                        "UNAVAILABLE")
 
@@ -276,18 +277,8 @@ def _checked(arguments: Sequence[str]) -> List[str]:
     return texts
 
 
-def _refusal(command: Sequence[str]) -> str:
-    """Returns what the server says of its options, which it wrote to this process's standard error."""
-    try:
-        checked = subprocess.run([*command, "--check-config"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=_environment(),
-                                 stderr=subprocess.PIPE, text=True, errors="replace", timeout=_REASON_S, check=False)
-    except subprocess.TimeoutExpired:
-        return "see its standard error"
-    return " | ".join(checked.stderr.strip().splitlines()[-_REASON_LINES:])
-
-
 def _environment() -> Dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(_VARIABLES)}
+    return with_search_path({name: value for name, value in os.environ.items() if not name.startswith(_VARIABLES)})
 
 
 def _how(status: int) -> str:
@@ -341,6 +332,15 @@ class _ServerCommand:
                 start_new_session=True)  # Ctrl-C at the terminal is meant for the training process
         finally:
             os.close(lock)
+
+    def why(self, *more: str) -> str:
+        """Returns why the process ended, which it wrote to this process's standard error, by the last lines of a second one."""
+        try:
+            again = subprocess.run([*self.command, *more], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                   env=self._environment, cwd=self._folder, text=True, errors="replace", timeout=_REASON_S, check=False)
+        except subprocess.TimeoutExpired:
+            return "see its log on standard error"
+        return " | ".join(again.stderr.strip().splitlines()[-_REASON_LINES:])
 
 
 def _is_of_coordinator(argument: str) -> bool:
@@ -436,7 +436,7 @@ def path_of(name: str) -> str:
 def _run(name: str) -> None:
     program = path_of(name)
     sys.stdout.flush()
-    os.execv(program, [name, *sys.argv[1:]])
+    os.execve(program, [name, *sys.argv[1:]], with_search_path(os.environ))
 
 
 def _run_server() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
+import sys
+import uuid
 import warnings
-from typing import Any, Iterable, Optional, Sequence
+from typing import Any, Iterable, Mapping, Optional
 
 import torch
 
@@ -33,8 +36,21 @@ def _identity_of(device: int) -> bytes:
     try:
         return cuda_device_id(device)
     except PrecondorError as error:
-        _log.info("gradients leave CUDA device %d: %s", device, error)
+        warnings.warn(f"Preconditioner: gradients leave CUDA device {device}: {error}")
         return b""
+
+
+def gpu_name(tensor: torch.Tensor) -> str:
+    """Returns the name of the tensor's CUDA device for CUDA_VISIBLE_DEVICES, in every process of the host."""
+    own = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
+    if own.startswith("MIG-"):  # a process has at most one part of a GPU
+        return own
+    return f"{'MIG' if is_part_of_gpu(tensor) else 'GPU'}-{uuid.UUID(bytes=identity(tensor))}"
+
+
+def is_part_of_gpu(tensor: torch.Tensor) -> bool:
+    """Returns whether the tensor's CUDA device is an instance of MIG, which the device's name says."""
+    return " MIG " in torch.cuda.get_device_name(tensor.device)
 
 
 def free_bytes(tensor: torch.Tensor) -> int:
@@ -62,10 +78,28 @@ def pinned(size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.float32, device="cpu", pin_memory=True)
 
 
-def tell_backends(backends: Sequence[str], weights: Iterable[torch.Tensor]) -> None:
-    """Logs where the servers compute. Warns if that is the CPU, and the weights are on a GPU."""
-    if backends:  # earlier servers do not say
-        _log.info("the servers compute with backend %s", ", ".join(backends))
-    if "cpu" in backends and any(ordinal(weight) is not None for weight in weights):
+def tell_servers(plane: Mapping[str, Any], weights: Iterable[torch.Tensor], first: bool, own: bool) -> None:
+    """Tells where the servers compute, and how gradients get there.
+
+    Args:
+        plane: WorkerStatus.device_plane after the first answers.
+        weights: Those of the layers.
+        first: This is the job's first rank, which tells what all have in common.
+        own: The servers are the job's own, so that gradients of a GPU can stay on it.
+    """
+    on_gpu = any(ordinal(weight) is not None for weight in weights)
+    through_host = f"gradients leave their GPU through the host's memory: {plane['reason']}" if on_gpu and plane["reason"] else ""
+    if first and plane["backends"]:  # earlier servers do not say
+        _tell("; ".join(filter(None, (f"the servers compute with backend {', '.join(plane['backends'])}", through_host))))
+    if on_gpu and "cpu" in plane["backends"]:
         warnings.warn("Preconditioner: the model is on a GPU, and a server computes on the CPU, which takes many times as long. "
                       "Its log says why: there is no GPU where it runs, or no CUDA backend (pip install 'precondor[cuda]')")
+    elif own and through_host:
+        warnings.warn(f"Preconditioner: {through_host}, which takes many times as long as on it. Make the Preconditioner when the "
+                      "model is on its GPU, one GPU in each process (docs/operate/cuda.md)")
+
+
+def _tell(line: str) -> None:
+    _log.info(line)
+    if not _log.hasHandlers():  # nor does Python show it by itself
+        print(f"precondor: {line}", file=sys.stderr)

@@ -5,7 +5,7 @@ DELEGATE, passes them on to the other ranks."""
 from __future__ import annotations
 
 import dataclasses
-from typing import AbstractSet, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import AbstractSet, Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -82,7 +82,8 @@ class Pair:
         self._g.add(g, scale)
         self._samples += samples
 
-    def finish(self, loss_scale: float) -> Tuple[np.ndarray, np.ndarray, int]:
+    def finish(self, loss_scale: float) -> Tuple[torch.Tensor, torch.Tensor, int]:
+        """Returns both sides, in host memory once the device's stream has been waited for, and the number of rows."""
         return self._a.finish(1.0), self._g.finish(self._samples / loss_scale), self._a.rows
 
 
@@ -91,7 +92,8 @@ class Exchange:
     backward pass."""
 
     def __init__(self, worker: Worker, group: Group, slots: Sequence[Slot], in_place: bool = True,
-                 pieces: Union[Gathering, Parts, None] = None, averages: bool = False) -> None:
+                 pieces: Union[Gathering, Parts, None] = None, averages: bool = False,
+                 own_servers: bool = False) -> None:
         """Makes the exchange of one worker.
 
         Args:
@@ -101,12 +103,14 @@ class Exchange:
             in_place: Gradients may be sent from, and answers written to, their own memory if its layout allows it.
             pieces: For a model whose parameters are divided: Parts in SHARDED, Gathering in DELEGATE.
             averages: The servers average the ranks' own gradients, of a plain model.
+            own_servers: The servers are those of a LocalServer.
         """
         self._worker = worker
         self._group = group
         self._slots = slots
         self._in_place = in_place
         self._pieces = pieces
+        self._own_servers = own_servers
         self._delegates = worker.spec.exchange == "DELEGATE" and (group.size > 1 or pieces is not None)
         self.updates_lost: Dict[str, int] = {}  # of the last step; see StepResult
         self.unused = GradientFill(group, [one for slot in slots for one in slot.matrix.parameters()], averages)
@@ -114,7 +118,7 @@ class Exchange:
         self._lost_before: Mapping[str, int] = {}  # all that this rank knew of at the last step
         # DELEGATE: for each rank the decision, product, lost updates and version of its layers, then their values
         self._flat: List[torch.Tensor] = []
-        self._told_backends = False
+        self._told_servers = False
         self._unshared: Dict[str, int] = {}  # DELEGATE: lost updates that the other ranks have not been told of
         self._why_host = ""  # why the last gradient that left its device was copied to the host here
         # With several ranks in DIRECT, each rank's gradient touches other rows.
@@ -190,8 +194,7 @@ class Exchange:
         splits = {slot.place: slot.split for slot in self._slots
                   if slot.split is not None and slot.place in wanted}
         if splits:
-            own = {place: pairs[place].finish(loss_scale) for place in splits if place in pairs}
-            self._joined = join(self._group, splits, self._heights, own)
+            self._joined = join(self._group, splits, self._heights, self._finish(pairs, splits, loss_scale))
 
     def send(self, step: int, slots: Sequence[Slot], pairs: Mapping[int, Pair], *, wanted: AbstractSet[int], finite: bool,
              loss_scale: float, samples: int, more: bool = False) -> None:
@@ -200,6 +203,8 @@ class Exchange:
         takes_part = self.takes_part(step)
         self._sent.update(slot.place for slot in slots)
         loads = takes_part and finite and not isinstance(self._pieces, Parts)
+        own = [slot.place for slot in slots if slot.place in wanted and slot.split is None]
+        statistics = self._finish(pairs, own, loss_scale) if finite else {}
         for run in _runs(slots if wanted else [slot for slot in slots if slot.sends]):
             arrays = self._load([slot for slot in run if slot.sends and slot.matrix.has_gradient()]) if loads else {}
             if not wanted and len(arrays) == len(run):
@@ -208,7 +213,8 @@ class Exchange:
                 continue
             for slot in run:
                 if slot.place in wanted:
-                    self._send_statistics(step, slot, pairs.get(slot.place) if finite else None, loss_scale)
+                    joined = slot.split is not None
+                    self._send_statistics(step, slot, self._joined.pop(slot.place, None) if joined else statistics.get(slot.place))
                 if takes_part and slot.sends:
                     self._futures[slot.place] = self._send_gradient(step, slot, arrays.get(slot.place), finite, samples, more)
 
@@ -260,9 +266,9 @@ class Exchange:
         # A warning that is raised as an error comes after all collectives of the step.
         self.updates_lost = lost
         warn_of_lost_updates(self._worker.spec.name, lost)
-        if answers and not self._told_backends:
-            self._told_backends = True
-            _device.tell_backends(status.device_plane["backends"], (slot.matrix.weight for slot in self._slots))
+        if answers and not self._told_servers:
+            self._told_servers = True
+            _device.tell_servers(self.device_plane(), (slot.matrix.weight for slot in self._slots), self._group.rank == 0, self._own_servers)
         return answers
 
     def _lost_by_others(self, answers: Mapping[int, Answer]) -> Dict[str, int]:
@@ -296,11 +302,15 @@ class Exchange:
             if slot.matrix.has_lookups and slot.place in answers and slot.untouched is not None and slot.value is not None:
                 slot.value.masked_fill_(slot.untouched.to(slot.value.device), 0.0)
 
-    def _send_statistics(self, step: int, slot: Slot, pair: Optional[Pair], loss_scale: float) -> None:
-        if slot.split is not None:
-            statistics = self._joined.pop(slot.place, None)
-        else:
-            statistics = None if pair is None else pair.finish(loss_scale)
+    def _finish(self, pairs: Mapping[int, Pair], places: Iterable[int], loss_scale: float) -> Dict[int, Joined]:
+        """Returns the statistics of these layers, if there are any, and waits once for each device."""
+        finished = {place: pairs[place].finish(loss_scale) for place in places if place in pairs}
+        weights = [self._slots[place].matrix.weight for place in finished]
+        for weight in {weight.device: weight for weight in weights if _device.ordinal(weight) is not None}.values():
+            _device.synchronize(weight)
+        return {place: (a.numpy(), g.numpy(), rows) for place, (a, g, rows) in finished.items()}
+
+    def _send_statistics(self, step: int, slot: Slot, statistics: Optional[Joined]) -> None:
         if statistics is not None:
             a, g, rows = statistics
             if np.isfinite(a).all() and np.isfinite(g).all():
@@ -390,6 +400,7 @@ class Exchange:
                                  dtype=torch.float32, device="cpu").view(-1, LINE)
         if self._pieces is not None:
             lines = self._pieces.distribute(own_lines)
+        headers: List[Tuple[List[Slot], torch.Tensor]] = []
         for rank, flat in enumerate(self._flat if self._pieces is None else []):
             owned = self._owned(rank)
             if not owned:
@@ -398,6 +409,8 @@ class Exchange:
             if rank == self._group.rank:
                 header.copy_(own_lines)
             self._group.broadcast(flat, rank)
+            headers.append((owned, header))
+        for owned, header in headers:  # the first one waits for the device, and for all broadcasts
             lines.update(zip([slot.place for slot in owned], header.tolist()))
         answers: Dict[int, Answer] = {}
         failed: Optional[int] = None

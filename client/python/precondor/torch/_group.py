@@ -48,7 +48,7 @@ class Group:
         self._calls = 0  # collectives so far, equal on all ranks
         self.rank = dist.get_rank(process_group) if there else 0
         self.size = dist.get_world_size(process_group) if there else 1
-        self.device = device if there and "nccl" in str(dist.get_backend(process_group)) else torch.device("cpu")
+        self.device = device if there and "nccl" in dist.get_backend_config(process_group) else torch.device("cpu")
         self._flag = torch.zeros(1, dtype=torch.float32, device=self.device)
         self._flat = torch.zeros(0, dtype=torch.float32, device=self.device)
         self._flags = torch.zeros(0, dtype=torch.float32, device=self.device)

@@ -8,17 +8,17 @@ import contextlib
 import itertools
 import os
 import socket
-import uuid
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Union
 
 from .. import server
 from .._client import Session
-from .._errors import InvalidArgumentError, PrecondorError, ResourceExhaustedError, invalid
+from .._errors import InvalidArgumentError, PrecondorError, ResourceExhaustedError, UnavailableError, invalid
 from . import _device
 from ._group import Group
 
 _SHARE = 0.5  # of a GPU's free memory, which leaves the trainer as much
 _LEAST = 1 << 20  # of --memory-limit
+_ADVICE = "The first rank starts a shard on each rank's GPU, and has to see them all: with Slurm, --gpu-bind=none"
 _START_S = 120.0  # until the shards of several GPUs take calls
 
 _sessions = itertools.count()
@@ -71,7 +71,10 @@ class JobServer:
 
         def begin() -> server.LocalServer:
             arguments = [] if gpus or self._memory is None else [f"--memory-limit={self._memory}"]
-            made = server.LocalServer(arguments, gpus=gpus, timeout=_START_S if gpus else 30.0)
+            try:
+                made = server.LocalServer(arguments, gpus=gpus, timeout=_START_S if gpus else 30.0)
+            except UnavailableError as error:
+                raise UnavailableError(error.message, error.code, error.reason, _ADVICE if len(gpus) > 1 else error.advice) from None
             made.limits = ", ".join(f"{_text(limit)} of {name}" for name, limit in gpus.items()) or str(self._memory or "8GiB")
             return made
 
@@ -99,11 +102,12 @@ class JobServer:
 
     def _gpus(self) -> Dict[str, Union[int, str]]:
         """Returns --memory-limit by GPU, as CUDA_VISIBLE_DEVICES names it: ranks may number GPUs differently. Collective."""
-        names = [f"GPU-{uuid.UUID(bytes=device)}" for device in self.devices]
-        if self._share is None:
-            return {name: self._memory for name in names}
+        weight = self._slots[0].matrix.weight
         limits: Dict[str, Union[int, str]] = {}
-        for name, free in zip(names, self._group.gather(_device.free_bytes(self._slots[0].matrix.weight))):
+        for name, free in self._group.gather((_device.gpu_name(weight), _device.free_bytes(weight))):
+            if self._share is None:
+                limits[name] = self._memory
+                continue
             limits[name] = max(_LEAST, min(int(self._share * free), limits.get(name, free)))
         return limits
 

@@ -521,7 +521,7 @@ class Preconditioner:
         self._worker = self._session.join(self._group.rank, first_step, factor_versions=(state or {}).get("factor_versions", ()))
         # DDP writes its buckets to the gradients at the end of the backward pass, when answers may have arrived.
         self._exchange = Exchange(self._worker, self._group, self._slots, in_place=self._rest is None, pieces=self._pieces,
-                                  averages=self._averages and self._spec.exchange == "DIRECT")
+                                  averages=self._averages and self._spec.exchange == "DIRECT", own_servers=server.is_local(self._address))
         self._exchange.resume(state or {})
         self._reporter = Reporter(self._worker)
         self._held.callback(self._worker.close)

@@ -46,15 +46,19 @@ class Vectors:
             total = rows.sum(0, keepdim=True)
             ones = torch.full((1, 1), float(n), dtype=torch.float32, device=rows.device)
         else:
-            weights = torch.from_numpy(self._signs(self.rows, n)).to(rows.device)
+            weights = torch.from_numpy(self._signs(self.rows, n))
+            if rows.device.type == "cuda":  # a copy from other memory would wait for the device
+                weights = weights.pin_memory()
+            weights = weights.to(rows.device, non_blocking=True)
             total = weights @ rows
             ones = weights.sum(1, keepdim=True)
         return torch.cat([total, ones], dim=1) if self._ones else total
 
-    def finish(self, row_scale: float) -> np.ndarray:
-        """Returns f32 [k, d] for Worker.send_statistics. Precondition: at least one row was added."""
+    def finish(self, row_scale: float) -> torch.Tensor:
+        """Returns f32 [k, d] for Worker.send_statistics, in host memory, where it is once the device's stream has been waited for.
+        Precondition: at least one row was added."""
         divisor = self.rows if self._signs is None else math.sqrt(self.rows)
-        return (self._sum * (row_scale / divisor)).cpu().numpy()
+        return (self._sum * (row_scale / divisor)).to("cpu", non_blocking=True)
 
 
 class Covariance:
@@ -81,11 +85,11 @@ class Covariance:
             self._moment = moment if self._moment is None else self._moment + moment
         self._parts = []
 
-    def finish(self, row_scale: float) -> np.ndarray:
+    def finish(self, row_scale: float) -> torch.Tensor:
         """Returns f32 [n, d] or [1, d (d + 1) / 2] for Worker.send_statistics. Precondition: at least one row was
         added."""
         if self._moment is None:
-            return (torch.cat(self._parts) * row_scale).cpu().numpy()
+            return (torch.cat(self._parts) * row_scale).cpu()
         d = self._moment.shape[0]
         i, j = torch.tril_indices(d, d, device=self._moment.device)
-        return (self._moment[i, j] * (row_scale**2 / self.rows)).reshape(1, -1).cpu().numpy()
+        return (self._moment[i, j] * (row_scale**2 / self.rows)).reshape(1, -1).cpu()
