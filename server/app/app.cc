@@ -557,6 +557,8 @@ class ServerApp final : public App {
   void CheckDevice() {
     const bool lost = shard_->upkeep().LostDevice();
     ChangeHealth([lost](Health& health) { health.device_lost = lost; });
+    // A LocalServer starts a process again when it ends, and asks for no health.
+    if (lost && config_.exit_with_pid > 0) RequestDrain(absl::Milliseconds(1));
   }
 
   const ServerConfig config_;

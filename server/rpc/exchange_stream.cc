@@ -219,7 +219,7 @@ absl::Status ExchangeStream::Handle(absl::StatusOr<wire::Received<v1::ExchangeRe
     PRECONDOR_RETURN_IF_ERROR(CheckGeneration(frame.message));
     HandleFrame(frame.message, frame.payload);
     begun_ = true;
-    return absl::OkStatus();
+    return ring_fault_;
   }
   begun_ = true;
   PRECONDOR_ASSIGN_OR_RETURN(const std::vector<wire::ReceivedBytes> payloads, wire::TakeBundledPayloads(frame));
@@ -232,7 +232,7 @@ absl::Status ExchangeStream::Handle(absl::StatusOr<wire::Received<v1::ExchangeRe
     for (int first = 0; first < message.bundle_size();) first += HandleFirst(message, payloads, first);
   }
   queue_->Release();
-  return absl::OkStatus();
+  return ring_fault_;
 }
 
 int ExchangeStream::HandleFirst(const v1::ExchangeRequest& bundle, absl::Span<const wire::ReceivedBytes> payloads,
@@ -423,9 +423,9 @@ void ExchangeStream::SubmitInRing(absl::Span<const SlotFrame> frames) {
       SubmitInspected(std::move(one), began);
     } else {
       shard_.CountRefusal(one.admitted.header(), inspected);
-      PushError(*queue_, *one.header, inspected);
     }
   }
+  if (!inspected.ok()) ring_fault_ = absl::UnavailableError(absl::StrCat("ring: ", inspected.message()));
 }
 
 void ExchangeStream::SubmitInspected(SlotContribution taken, absl::Time began) {

@@ -100,7 +100,7 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
     const v1::FrameHeader* header;
     wire::ReceivedBytes payload;
   };
-  void SubmitInRing(absl::Span<const SlotFrame> frames);
+  void SubmitInRing(absl::Span<const SlotFrame> frames) ABSL_EXCLUSIVE_LOCKS_REQUIRED(reading_);
   struct SlotContribution {
     const v1::FrameHeader* header;
     AdmittedContribution admitted;
@@ -148,8 +148,9 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   std::atomic<bool> uses_shared_ = false;        // the client has sent a message through `shared_`
   std::atomic<bool> ended_ = false;              // End has been called
   Mutex reading_;  // held while a message is handled: a hostile client can send on both ways at once
-  bool begun_ ABSL_GUARDED_BY(reading_) = false;     // the client has sent a message
-  bool declined_ ABSL_GUARDED_BY(reading_) = false;  // it has sent one by gRPC although it has shared memory
+  bool begun_ ABSL_GUARDED_BY(reading_) = false;       // the client has sent a message
+  absl::Status ring_fault_ ABSL_GUARDED_BY(reading_);  // ends the stream, and the client repeats its gradients inline
+  bool declined_ ABSL_GUARDED_BY(reading_) = false;    // it has sent one by gRPC although it has shared memory
   const std::shared_ptr<FrameQueue> queue_;
   PayloadPath path_;
   trace::Tracer* const tracer_;       // null if the server does not trace

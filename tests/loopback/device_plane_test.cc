@@ -3,6 +3,7 @@
 // host runs it: the ring is memory that the two share in earnest.
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -53,9 +54,11 @@ class DevicePlaneTest : public ::testing::Test {
  protected:
   // At the socket `name` in the test's folder.
   std::unique_ptr<ChildProcess> StartServer(const std::vector<std::string>& more, const std::string& name = "s",
-                                            const std::string& threads = "2") {
-    std::vector<std::string> arguments = {PRECONDOR_SERVER, "--listen=" + Address(name), "--backend=cuda",
-                                          "--log-level=warning", "--threads=" + threads};
+                                            const std::string& threads = "2", const std::string& variable = "NONE=") {
+    std::vector<std::string> arguments = {"/usr/bin/env",        variable,
+                                          PRECONDOR_SERVER,      "--listen=" + Address(name),
+                                          "--backend=cuda",      "--log-level=warning",
+                                          "--threads=" + threads};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return std::make_unique<ChildProcess>(arguments);
   }
@@ -304,6 +307,23 @@ TEST_F(DevicePlaneTest, AServerThatIsKilledAndComesBackGetsWhatWasNotAnswered) {
   const MatrixView view(expected.data(), 300, 200);
   ASSERT_TRUE(undisturbed->Precondition(2, 1, {view, view}, 10).Wait().ok());
   EXPECT_EQ(open, expected);
+}
+
+TEST_F(DevicePlaneTest, AShardAnswersAllAfterTheLossOfItsDevice) {
+  const std::string lost = folder_.path() + "/lost";
+  const auto server = StartServer({"--device-plane-bytes=64MiB"}, "s", "2", "CUDA_HOST_LOST_DEVICE=" + lost);
+  const auto worker = Join(Spec("device"));
+  Run(*worker, 0, 1, true);
+  std::ofstream(lost + ".new") << "0\n";
+  std::filesystem::rename(lost + ".new", lost);
+  SendStatistics(*worker, 1);
+  std::vector<float> values = Gradient(1, 0);
+  const std::vector<float> sent = values;
+  const DeviceTensor gradient{.data = values.data(), .rows = 5, .cols = 7, .stride = 7};
+  const auto result = worker->Precondition(1, 0, {gradient, gradient}, 1).Wait();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->decision, Decision::kIdentity);
+  EXPECT_EQ(values, sent);
 }
 
 TEST_F(DevicePlaneTest, WhatAKilledWorkerHasHandedOverCountsForTheNext) {
