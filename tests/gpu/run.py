@@ -177,7 +177,8 @@ def verdict(folders):
         return 1, "; ".join(parts)
     if not summary.passed:
         return 0, "nothing ran on a device: all skipped"
-    return 0, f"all passed on {summary.machine.get('device') or 'a device of unknown name'}"
+    where = f"passed on {summary.machine.get('device') or 'a device of unknown name'}"
+    return 0, f"{where}, but skipped: {', '.join(summary.skipped)}" if summary.skipped else f"all {where}"
 
 
 def _end_when_told(runner):

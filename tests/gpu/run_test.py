@@ -187,6 +187,12 @@ class PhasesTest(unittest.TestCase):
         status, last, _ = self.main()
         self.assertEqual((status, last), (0, "nothing ran on a device: all skipped"))
 
+    def test_what_was_skipped_has_not_passed(self):
+        self.suite("check", "echo 'skipped: no driver'; exit 77")
+        self.assertEqual(self.main()[:2], (0, "passed on a device, but skipped: smoke/check"))
+        self.suite("check", f"echo '{PASSED}'")
+        self.assertEqual(self.main()[:2], (0, "all passed on a device"))
+
     def test_a_filter_takes_checks_by_phase_and_name(self):
         self.assertEqual(self.main("--filter", "smoke/oth")[2].passed, ["smoke/other"])
 
@@ -428,7 +434,7 @@ class CallTest(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
         for name in ("tests", "bin", "tools"):
             (self.folder / name).mkdir()
-        for name in ("gpu", "bench", "gpu.sh"):
+        for name in ("gpu", "bench", "deploy", "gpu.sh"):
             (self.folder / "tests" / name).symlink_to(TESTS / name)
         (self.folder / "tests/gpu.sh").unlink()
         shutil.copy(TESTS / "gpu.sh", self.folder / "tests")  # which goes to its own folder
@@ -474,6 +480,17 @@ class CallTest(unittest.TestCase):
             self.assertRegex(said, message)
         self.assertFalse((self.folder / "build").exists())
         self.assertEqual(len(phases.choose("lease,sanitize", limit=9)), 5)
+
+    def test_a_pack_that_is_missing_or_lacks_python_is_an_error_at_once(self):
+        (self.folder / "revision").unlink()
+        self.program("tools/g++", "exit 1")
+        status, said = self.gpu_sh("--phase", "smoke", "--out", "out")
+        self.assertEqual(status, 1)
+        self.assertIn(f"expected {self.folder.resolve()}/build/gpu-pack/programs.tar.gz", said)
+        self.program("tools/python3.12", "echo 'command not found' >&2; exit 127")
+        status, said = self.gpu_sh("--pack", "--python", "python3.12")
+        self.assertEqual(status, 1)
+        self.assertIn("got python3.12: command not found", said)
 
     def test_weighs_what_travels(self):
         subprocess.run(["git", "init", "--quiet", str(self.folder)], check=True)
