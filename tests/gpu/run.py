@@ -130,7 +130,7 @@ class Runner:
         if tool is None:
             return {"status": SKIPPED, "reason": "ncu (Nsight Compute) was not found"}
         seconds = min(phases.PROFILE_SECONDS, self.left())
-        status, text = process.run(profiler.command(tool, self.programs.path("cuda_bench"), case), seconds,
+        status, text = process.run(profiler.command(tool, self.programs.path("cuda_bench"), case, seconds), seconds,
                                    f"{self.phase}/{case}", self.results, self.environment)
         if status == judge.NO_DEVICE:
             return judge.googletest(status, text, seconds)

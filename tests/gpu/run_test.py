@@ -290,7 +290,7 @@ class PhasesTest(unittest.TestCase):
         self.program("ncu", f"echo \"$*\" >{self.folder}/words; echo '{ProfilerTest.ANSWER}'")
         self.assertEqual(self.main(phase="profile")[2].passed, ["sanitize/memcheck/check", "profile/step/a"][::-1])
         words = (self.folder / "words").read_text(encoding="utf-8").split()
-        self.assertEqual(words[-3:], [f"{self.folder}/bin/cuda_bench", "--profile", "--only=step/a"])
+        self.assertEqual(words[-6:-4] + words[-3:], ["timeout", "--foreground", f"{self.folder}/bin/cuda_bench", "--profile", "--only=step/a"])
         self.assertIn("| Append | step/a | 1 | 9 | 90 |  | long_scoreboard 1, barrier 0 |", self.text())
         self.program("ncu", "echo '==ERROR== ERR_NVGPUCTRPERM - no permission'; exit 1")
         result = self.main(phase="profile")[2].phases["profile"].results["step/a"]
@@ -399,11 +399,11 @@ class KilledTest(unittest.TestCase):
 
 
 class MachineTest(unittest.TestCase):
-    def test_libraries_are_found_in_wheels_once_and_in_the_toolkit_first(self):
+    def test_libraries_are_found_once_and_in_wheels_first(self):
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            for path in ("cuda/lib64/libcublas.so.13", "site/nvidia/cu13/lib/libcublas.so.13",
-                         "site/nvidia/cu13/lib/libcusolver.so.12", "site/nvidia/nvjitlink/lib/libnvJitLink.so.13",
+            for path in ("cuda/lib64/libcublas.so.13", "cuda/lib64/libcusparse.so.12",
+                         "site/nvidia/cu13/lib/libcublas.so.13", "site/nvidia/cu13/lib/libcusolver.so.12", "site/nvidia/nvjitlink/lib/libnvJitLink.so.13",
                          "site/nvidia/other/lib/libother.so"):
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).touch()
@@ -412,7 +412,7 @@ class MachineTest(unittest.TestCase):
                     mock.patch.object(machine.site, "getsitepackages", return_value=[]), \
                     mock.patch.object(machine.site, "getusersitepackages", return_value=""), \
                     mock.patch.dict(os.environ, {"LD_LIBRARY_PATH": "/given"}):
-                expected = [f"{name}/cuda/lib64", f"{name}/site/nvidia/nvjitlink/lib", f"{name}/site/nvidia/cu13/lib"]
+                expected = [f"{name}/site/nvidia/nvjitlink/lib", f"{name}/site/nvidia/cu13/lib", f"{name}/cuda/lib64"]
                 self.assertEqual(machine.library_folders(), expected)
                 self.assertEqual(machine.environment()["LD_LIBRARY_PATH"], ":".join(["/given", *expected]))
 
