@@ -67,7 +67,7 @@ STEPS = Phase("steps", 150, cases=True, scripts=tuple(
 SERVER = Phase("server", 150, scripts=(Script("muon", "gpu/server_step.py", 120, ("muon",)),
                                        Script("statistics", "gpu/server_step.py", 60, ("statistics",))))
 PROFILE = Phase("profile", 60)
-TRAIN = Phase("train", 240, scripts=(Script("gpt2", "gpu/train.py", 235),))
+TRAIN = Phase("train", 240, scripts=(Script("gpt2", "gpu/train.py", 235, ("--seconds=180",)),))
 CONFORMANCE = Phase("conformance", 200, (
     _suite("device_memory_test", 120),
     _suite("backend_conformance_test", 200, host_tests=_OPERATIONS),
