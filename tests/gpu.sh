@@ -23,27 +23,27 @@ Usage: tests/gpu.sh --phase LIST [--out DIR] [--filter REGEX] [--limit SECONDS] 
   --docs FILE     report: writes the table between the marks of this page (docs/develop/lab/kernels.md)
   --pack          on Debian 12 with what deploy/install.sh installs: builds, writes build/gpu-pack/, and weighs
   --weigh         the weight of what travels, the files that git does not ignore and build/gpu-pack/; fails above 64 MiB
-  --python PYTHON --pack: The packages of the phases server and train are built for this interpreter, whose headers are
-                  installed; default python3.12. Without an interpreter these packages are left out
+  --python PYTHON --pack: the packages of server, train and step/torch/soap are built for this interpreter, whose headers are
+                  installed; default a python3.12 of this machine. none leaves them out, and these checks are skipped
   --arch LIST     GPU architectures, as CMAKE_CUDA_ARCHITECTURES takes them; default 90-real (H100, H200)
   --help          this text
 
 A machine with a GPU needs the driver, CUDA's libraries (cuBLAS, cuSOLVER), glibc 2.36 and Python 3.11, and the folder
-build/gpu-pack in the tree; phases server and train, and those steps that ours are compared with, need torch as well. Where
-the pack's programs do not start there, they are built from source: that needs
-the CUDA toolkit 12.8 or later, CMake 3.25, a C++ compiler, and make or ninja. The build takes
+build/gpu-pack in the tree, which git ignores; phases server and train, and those steps that ours are compared with, need
+torch as well. Where the pack's programs do not start there, they are built from source: that needs the CUDA toolkit 12.8
+or later, CMake 3.25, g++, and make or ninja; without the pack, Abseil and the other libraries too. The build takes
 minutes, which no limit counts; a build that is killed continues at the next call; --filter '^$' only builds.
 
 Examples:
   tests/gpu.sh --pack                                      # here; then copy the tree with build/gpu-pack to the machine
-  tests/gpu.sh --phase lease --out results                 # there: one command of 480 s
-  tests/gpu.sh --phase train --out training                # another of 300 s
-  tests/gpu.sh --phase steps --filter /low_ --out again    # one phase, and of it the steps in low rank alone
-  tests/gpu.sh --phase conformance,sanitize --out suites   # another command of 480 s
-  tests/gpu.sh --phase report --results results --results again --out report --docs docs/develop/lab/kernels.md
+  tests/gpu.sh --phase lease                               # there: one command of 480 s
+  tests/gpu.sh --phase train                               # another of 300 s
+  tests/gpu.sh --phase steps --filter /low_                # one phase, and of it the steps in low rank alone
+  tests/gpu.sh --phase conformance,sanitize                # another command of 480 s
+  tests/gpu.sh --phase report --results first --results second --out report --docs docs/develop/lab/kernels.md
 
-Exit status: 0 when nothing failed and all checks came to an end, also without a GPU, where the last line says that
-nothing ran on a device; 1 otherwise. A missed target is reported and is no failure.
+Exit status: 0 when nothing failed and all checks came to an end, also where some or, without a GPU, all
+were skipped, which the last line says; 1 otherwise. A missed target is reported and is no failure.
 HELP
 }
 
@@ -55,7 +55,7 @@ fail_usage() {
 
 # An empty environment has no search path.
 export PATH="${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}"
-phase="" out=${OUT:-} programs="" docs="" filter="" arch=90-real python=python3.12 pack=no weigh=no imitation=() short=() limit=() results=()
+phase="" out=${OUT:-} programs="" docs="" filter="" arch=90-real python="" pack=no weigh=no imitation=() short=() limit=() results=()
 while (( $# )); do
   case "$1" in
     --phase | --out | --filter | --limit | --programs | --results | --docs | --arch | --python)
@@ -112,6 +112,11 @@ weigh() {
     exit tree + carried > 64 * 2^20 }' || { echo "tests/gpu.sh: expected at most 64 MiB" >&2; return 1; }
 }
 
+# Whether the sources can be built here. It is the compiler that knows.
+has_abseil() {
+  echo '#include "absl/status/status.h"' | g++ -E -x c++ - >/dev/null 2>&1
+}
+
 # Builds the programs of the phases in $build: with the packages of the pack where it has them.
 build_programs() {
   # An old-style run path, which the libraries of a program follow too: a pack has bin/ and lib/.
@@ -119,7 +124,7 @@ build_programs() {
   local flags=("-DCMAKE_CUDA_ARCHITECTURES=$arch" -DPRECONDOR_ONEDNN=OFF '-DCMAKE_BUILD_RPATH=$ORIGIN/../lib'
     -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags) names
   if ! command -v ninja >/dev/null; then flags+=(-G "Unix Makefiles"); fi
-  if [[ -f "$packages" && ! -f /usr/include/absl/status/status.h ]]; then
+  if [[ -f "$packages" ]] && ! has_abseil; then
     rm -rf "$build-packages"
     mkdir -p "$build-packages"
     run tar -C "$build-packages" -xzf "$packages" || return
@@ -186,14 +191,24 @@ pack_programs() {
   du -sh "$stage/programs/bin" "$stage/programs/lib"
 }
 
+# Prints the interpreter that the packages are built for: one that runs, and has its headers and pip.
+find_python() {
+  python3 -B - "$1" <<'PYTHON'
+import subprocess, sys
+sys.path.insert(0, "tests/deploy")
+import wheels
+python = sys.argv[1] or wheels.interpreters().get("3.12", "python3.12")
+done = subprocess.run(["env", python, "-c", wheels.CAN_BUILD], stderr=subprocess.PIPE, check=False)
+if done.returncode:
+    sys.exit(f"tests/gpu.sh: expected an interpreter with its headers and pip, got {python}: {done.stderr.decode().strip()[-300:]}\n"
+             "--python PYTHON names another; --python none packs without the Python packages")
+print(python)
+PYTHON
+}
+
 # The client with the server and its backend, and HeavyBall, unpacked for PYTHONPATH.
 pack_python() {
   local stage=$1
-  if ! "$python" -c 'import sysconfig, pathlib as p; p.Path(sysconfig.get_path("include"), "Python.h").stat()' 2>/dev/null; then
-    echo "without the Python packages: no $python with its headers; --python names one"
-    rm -f "$modules"
-    return
-  fi
   run env "CMAKE_ARGS=-DPRECONDOR_ONEDNN=OFF -DCMAKE_CUDA_ARCHITECTURES=$arch" \
     deploy/build-wheel.sh --python "$python" --build-dir build/wheel-gpu --output "$stage/wheels"
   run "$python" -m pip download --quiet --no-deps --dest "$stage/wheels" heavyball==3.2.1
@@ -214,6 +229,8 @@ PYTHON
 }
 
 if [[ "$pack" == yes ]]; then
+  if (( ${#imitation[@]} )); then python=none; fi
+  if [[ "$python" != none ]]; then python=$(find_python "$python"); fi
   build_programs
   mkdir -p "$packs"
   stage=$(mktemp -d)
@@ -221,8 +238,8 @@ if [[ "$pack" == yes ]]; then
   pack_programs "$stage"
   if (( ${#imitation[@]} == 0 )); then
     pack_packages "$stage"
-    pack_python "$stage"
   fi
+  if [[ "$python" == none ]]; then rm -f "$modules"; else pack_python "$stage"; fi
   weigh
   exit
 fi
@@ -251,8 +268,12 @@ if [[ -z "$programs" ]]; then
       tar -C "$programs" -xzmf "$archive"
       if [[ -f "$modules" ]]; then python3 -m tarfile -e "$modules" "$programs"; fi
     fi
-  else
+  elif [[ -f "$packages" ]] || has_abseil; then
     programs=$build
+  else
+    echo "tests/gpu.sh: expected $PWD/$archive: make it with tests/gpu.sh --pack on Debian 12, and copy $packs here with" \
+      "the tree, although git ignores it. To build from source, expected g++ and Abseil" >&2
+    exit 1
   fi
   if [[ "$programs" == "$build" ]] || ! start "$programs"; then
     if [[ ! -f CMakeLists.txt ]]; then

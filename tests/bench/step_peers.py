@@ -3,12 +3,12 @@
 """The step of a model's hidden linear layers in torch, as a trainer without a server would make it.
 
   muon   torch.optim.Muon: five Newton-Schulz iterations a matrix, in bf16
-  soap   HeavyBall's SOAP: bases refreshed every tenth step, for sides up to 2048
+  soap   HeavyBall's SOAP, without torch.compile: bases refreshed every tenth step, for sides up to 2048
   mkor   dense factors, rule REFERENCE, in TF32: all layers of a shape in one batched product, no wait of the host
 
-Writes a row of tests/bench/rows.py, the median of the steps, or one line "no ..." where something is missing. Times are
-the device's, between two CUDA events, or on a CPU the clock's. The row of soap leaves out the steps that refresh, which
-have a row of their own.
+Writes a row of tests/bench/rows.py, the median of the steps, after half of them and again after all, or one line "no ..." where
+something is missing. Times are the device's, between two CUDA events, or on a CPU the clock's. The row of soap leaves out the
+steps that refresh, which have a row of their own.
 
 Examples: step_peers.py soap --device cuda; step_peers.py muon_llama_1b
 """
@@ -41,7 +41,7 @@ def soap(layers):
         import heavyball  # pylint: disable=import-outside-toplevel
     except ImportError as error:
         rows.end_without(error)
-    heavyball.utils.compile_mode = "default"  # others search for the fastest kernels, for minutes
+    heavyball.utils.compile_mode = None  # to compile the lists of 144 layers takes longer than a phase has
     optimizer = heavyball.SOAP(layers, lr=1e-3, precondition_frequency=REFRESH_STEPS, max_precond_dim=MOST_SIDE)
     return optimizer.step
 
@@ -102,6 +102,14 @@ def check(layers, before, kind):
             raise AssertionError(f"{kind}: expected steps that change every layer, to finite values")
 
 
+def write(kind, times):
+    refreshes = len(times) // REFRESH_STEPS if kind == "soap" else 0
+    steady = len(times) - refreshes
+    for name, found in ((kind, sorted(times)[:steady]), (f"{kind}/refresh", sorted(times)[steady:])):
+        if found:
+            print(json.dumps(rows.row(f"step/torch/{name}", statistics.median(found), "ms", quartiles=rows.spread(found))), flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=KINDS)
@@ -128,15 +136,11 @@ def main():
         timed(step, device)
     if kind != "mkor":  # which leaves the layers alone
         check(layers, before, kind)
-    for _ in range(3 if arguments.short else 2 * REFRESH_STEPS):
-        new_gradients()
-        times.append(timed(step, device) * 1e3)
-    steps = {kind: times}
-    if kind == "soap" and not arguments.short:  # two of twenty refresh
-        times.sort()
-        steps = {kind: times[:-2], f"{kind}/refresh": times[-2:]}
-    for name, found in steps.items():
-        print(json.dumps(rows.row(f"step/torch/{name}", statistics.median(found), "ms", quartiles=rows.spread(found))), flush=True)
+    for _ in range(1 if arguments.short else 2):
+        for _ in range(3 if arguments.short else REFRESH_STEPS):
+            new_gradients()
+            times.append(timed(step, device) * 1e3)
+        write(kind, times)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# CUDA's libraries that the loader does not know are in these folders: the toolkit's folders, then the wheels of this Python
-# and of environments at common places.
+# CUDA's libraries that the loader does not know are in these folders: the wheels of this Python and of environments at common
+# places, then the toolkit's folders. Torch in one process with our client must not get libraries of two releases.
 LIBRARY_FOLDERS = ["/usr/local/cuda/lib64", "/usr/local/cuda-*/lib64", "/usr/local/cuda/targets/x86_64-linux/lib",
                    "/usr/local/nvidia/lib64", "/usr/lib/x86_64-linux-gnu/nvidia/current"]
 WHEEL_FOLDERS = ["nvidia/*/lib"]
@@ -35,7 +35,7 @@ def output_of(command, seconds=30):
 def library_folders():
     """The folders that have a library of CUDA, each library once: the first folder that has it counts."""
     packages = [*site.getsitepackages(), site.getusersitepackages(), *sys.path, *ENVIRONMENTS]
-    patterns = LIBRARY_FOLDERS + [f"{place}/{folder}" for place in packages if place for folder in WHEEL_FOLDERS]
+    patterns = [f"{place}/{folder}" for place in packages if place for folder in WHEEL_FOLDERS] + LIBRARY_FOLDERS
     folders, seen = [], set()
     for pattern in patterns:
         for folder in sorted(glob.glob(pattern), reverse=True):

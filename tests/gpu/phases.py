@@ -61,13 +61,13 @@ SMOKE = Phase("smoke", 60, (
     _suite("grouped_conformance_test", 60, tests="Kinds/*:MethodsInCompany.*"),
 ), jobs=5)
 # The peers of our steps, by the words that the names of our steps begin with; the first that fits counts.
-PEERS = {"muon_llama_1b": "muon_llama_1b", "muon": "muon", "soap": "soap", "low_rank": "mkor", "dense": "mkor"}
+PEERS = {"muon_llama_1b": "muon_llama_1b", "muon": "muon", "low_rank": "mkor", "dense": "mkor", "soap": "soap"}
 STEPS = Phase("steps", 150, cases=True, scripts=tuple(
     Script(f"step/torch/{kind}", "bench/step_peers.py", 60, (kind,)) for kind in dict.fromkeys(PEERS.values())))
 SERVER = Phase("server", 150, scripts=(Script("muon", "gpu/server_step.py", 120, ("muon",)),
                                        Script("statistics", "gpu/server_step.py", 60, ("statistics",))))
 PROFILE = Phase("profile", 60)
-TRAIN = Phase("train", 240, scripts=(Script("gpt2", "gpu/train.py", 235),))
+TRAIN = Phase("train", 240, scripts=(Script("gpt2", "gpu/train.py", 235, ("--seconds=180",)),))
 CONFORMANCE = Phase("conformance", 200, (
     _suite("device_memory_test", 120),
     _suite("backend_conformance_test", 200, host_tests=_OPERATIONS),
@@ -120,7 +120,7 @@ BENCH_SECONDS = {"": 40, "step/": 60}
 BENCH_START_SECONDS = 30  # before the first case begins: the libraries' start, and the limits
 # A profiler runs these, one process each; together they have the kernels that a step's time goes to.
 PROFILED = ("step/cuda/muon", "step/cuda/soap", "step/cuda/low_rank_128_tf32")
-PROFILE_SECONDS = 30
+PROFILE_SECONDS = 19
 HEAVIEST = 5  # kernels that the report shows
 
 

@@ -4,7 +4,9 @@
 import csv
 import re
 
-SECTIONS = ("SpeedOfLight", "ComputeWorkloadAnalysis", "WarpStateStats", "LaunchStats")
+SECTIONS = ("SpeedOfLight", "ComputeWorkloadAnalysis", "WarpStateStats")
+LAUNCHES = 30  # most steps have as many
+WRITE_SECONDS = 4  # for the answer, which Nsight Compute writes when the program has ended
 TIME = "gpu__time_duration.sum"
 DRAM = re.compile(r"^(dram__throughput|gpu__dram_throughput)\.avg\.pct_of_peak_sustained_elapsed$")
 TENSOR = re.compile(r"^sm__(inst_executed_)?pipe_tensor.*pct_of_peak_sustained_(active|elapsed)$")
@@ -12,12 +14,12 @@ STALL = re.compile(r"average_\w*issue_stalled_(?!\w*not_issued)(\w+?)(?:_per_\w+
 SCALE = {"ns": 1e-3, "nsecond": 1e-3, "us": 1, "usecond": 1, "ms": 1e3, "msecond": 1e3, "s": 1e6, "second": 1e6}  # to us
 
 
-def command(tool, program, case):
+def command(tool, program, case, seconds):
     """Profiles one step of `case`: what `program` runs between cudaProfilerStart and cudaProfilerStop. The clocks stay as
-    they are."""
+    they are. The program is ended in time for the answer on the launches until then, within `seconds`."""
     sections = [word for section in SECTIONS for word in ("--section", section)]
-    return [tool, "--csv", "--page", "raw", "--clock-control", "none", "--profile-from-start", "off", "--launch-count", "80",
-            *sections, program, "--profile", f"--only={case}"]
+    return [tool, "--csv", "--page", "raw", "--clock-control", "none", "--profile-from-start", "off", "--launch-count", str(LAUNCHES),
+            "--target-processes", "all", *sections, "timeout", "--foreground", f"{max(1, seconds - WRITE_SECONDS):g}", program, "--profile", f"--only={case}"]
 
 
 def _number(text):

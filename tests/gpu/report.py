@@ -57,6 +57,10 @@ class Summary:
         return self._named(PASSED)
 
     @property
+    def skipped(self):
+        return self._named(SKIPPED)
+
+    @property
     def unfinished(self):
         """Checks, and phases that ended before they could say which there are."""
         names = [f"{phase.name}/{name}" for phase in self.phases.values() for name in phase.unfinished()]

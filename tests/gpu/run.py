@@ -130,7 +130,7 @@ class Runner:
         if tool is None:
             return {"status": SKIPPED, "reason": "ncu (Nsight Compute) was not found"}
         seconds = min(phases.PROFILE_SECONDS, self.left())
-        status, text = process.run(profiler.command(tool, self.programs.path("cuda_bench"), case), seconds,
+        status, text = process.run(profiler.command(tool, self.programs.path("cuda_bench"), case, seconds), seconds,
                                    f"{self.phase}/{case}", self.results, self.environment)
         if status == judge.NO_DEVICE:
             return judge.googletest(status, text, seconds)
@@ -177,7 +177,8 @@ def verdict(folders):
         return 1, "; ".join(parts)
     if not summary.passed:
         return 0, "nothing ran on a device: all skipped"
-    return 0, f"all passed on {summary.machine.get('device') or 'a device of unknown name'}"
+    where = f"passed on {summary.machine.get('device') or 'a device of unknown name'}"
+    return 0, f"{where}, but skipped: {', '.join(summary.skipped)}" if summary.skipped else f"all {where}"
 
 
 def _end_when_told(runner):

@@ -187,6 +187,12 @@ class PhasesTest(unittest.TestCase):
         status, last, _ = self.main()
         self.assertEqual((status, last), (0, "nothing ran on a device: all skipped"))
 
+    def test_what_was_skipped_has_not_passed(self):
+        self.suite("check", "echo 'skipped: no driver'; exit 77")
+        self.assertEqual(self.main()[:2], (0, "passed on a device, but skipped: smoke/check"))
+        self.suite("check", f"echo '{PASSED}'")
+        self.assertEqual(self.main()[:2], (0, "all passed on a device"))
+
     def test_a_filter_takes_checks_by_phase_and_name(self):
         self.assertEqual(self.main("--filter", "smoke/oth")[2].passed, ["smoke/other"])
 
@@ -284,7 +290,7 @@ class PhasesTest(unittest.TestCase):
         self.program("ncu", f"echo \"$*\" >{self.folder}/words; echo '{ProfilerTest.ANSWER}'")
         self.assertEqual(self.main(phase="profile")[2].passed, ["sanitize/memcheck/check", "profile/step/a"][::-1])
         words = (self.folder / "words").read_text(encoding="utf-8").split()
-        self.assertEqual(words[-3:], [f"{self.folder}/bin/cuda_bench", "--profile", "--only=step/a"])
+        self.assertEqual(words[-6:-4] + words[-3:], ["timeout", "--foreground", f"{self.folder}/bin/cuda_bench", "--profile", "--only=step/a"])
         self.assertIn("| Append | step/a | 1 | 9 | 90 |  | long_scoreboard 1, barrier 0 |", self.text())
         self.program("ncu", "echo '==ERROR== ERR_NVGPUCTRPERM - no permission'; exit 1")
         result = self.main(phase="profile")[2].phases["profile"].results["step/a"]
@@ -393,11 +399,11 @@ class KilledTest(unittest.TestCase):
 
 
 class MachineTest(unittest.TestCase):
-    def test_libraries_are_found_in_wheels_once_and_in_the_toolkit_first(self):
+    def test_libraries_are_found_once_and_in_wheels_first(self):
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            for path in ("cuda/lib64/libcublas.so.13", "site/nvidia/cu13/lib/libcublas.so.13",
-                         "site/nvidia/cu13/lib/libcusolver.so.12", "site/nvidia/nvjitlink/lib/libnvJitLink.so.13",
+            for path in ("cuda/lib64/libcublas.so.13", "cuda/lib64/libcusparse.so.12",
+                         "site/nvidia/cu13/lib/libcublas.so.13", "site/nvidia/cu13/lib/libcusolver.so.12", "site/nvidia/nvjitlink/lib/libnvJitLink.so.13",
                          "site/nvidia/other/lib/libother.so"):
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).touch()
@@ -406,7 +412,7 @@ class MachineTest(unittest.TestCase):
                     mock.patch.object(machine.site, "getsitepackages", return_value=[]), \
                     mock.patch.object(machine.site, "getusersitepackages", return_value=""), \
                     mock.patch.dict(os.environ, {"LD_LIBRARY_PATH": "/given"}):
-                expected = [f"{name}/cuda/lib64", f"{name}/site/nvidia/nvjitlink/lib", f"{name}/site/nvidia/cu13/lib"]
+                expected = [f"{name}/site/nvidia/nvjitlink/lib", f"{name}/site/nvidia/cu13/lib", f"{name}/cuda/lib64"]
                 self.assertEqual(machine.library_folders(), expected)
                 self.assertEqual(machine.environment()["LD_LIBRARY_PATH"], ":".join(["/given", *expected]))
 
@@ -428,7 +434,7 @@ class CallTest(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
         for name in ("tests", "bin", "tools"):
             (self.folder / name).mkdir()
-        for name in ("gpu", "bench", "gpu.sh"):
+        for name in ("gpu", "bench", "deploy", "gpu.sh"):
             (self.folder / "tests" / name).symlink_to(TESTS / name)
         (self.folder / "tests/gpu.sh").unlink()
         shutil.copy(TESTS / "gpu.sh", self.folder / "tests")  # which goes to its own folder
@@ -474,6 +480,17 @@ class CallTest(unittest.TestCase):
             self.assertRegex(said, message)
         self.assertFalse((self.folder / "build").exists())
         self.assertEqual(len(phases.choose("lease,sanitize", limit=9)), 5)
+
+    def test_a_pack_that_is_missing_or_lacks_python_is_an_error_at_once(self):
+        (self.folder / "revision").unlink()
+        self.program("tools/g++", "exit 1")
+        status, said = self.gpu_sh("--phase", "smoke", "--out", "out")
+        self.assertEqual(status, 1)
+        self.assertIn(f"expected {self.folder.resolve()}/build/gpu-pack/programs.tar.gz", said)
+        self.program("tools/python3.12", "echo 'command not found' >&2; exit 127")
+        status, said = self.gpu_sh("--pack", "--python", "python3.12")
+        self.assertEqual(status, 1)
+        self.assertIn("got python3.12: command not found", said)
 
     def test_weighs_what_travels(self):
         subprocess.run(["git", "init", "--quiet", str(self.folder)], check=True)

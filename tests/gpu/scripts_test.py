@@ -17,7 +17,8 @@ from gpu import report, results
 ROWS = {
     "steps": {"step/torch/muon", "step/torch/muon_llama_1b", "step/torch/mkor"},
     "server": {"server/muon/ring", "server/muon/socket", "server/mkor/statistics", "server/mkor/without", "server/mkor/beyond"},
-    "train": {f"train/{kind}/{what}" for kind in ("adamw", "muon", "precondor") for what in ("loss", "step")},
+    "train": {"train/steps", "train/precondor/answers",
+              *(f"train/{kind}/{what}" for kind in ("adamw", "muon", "precondor") for what in ("loss", "step"))},
 }
 
 

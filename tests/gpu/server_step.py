@@ -32,6 +32,7 @@ try:
 except ImportError as missing:
     rows.end_without(missing)
 
+START_S = 120  # of a server on a machine that has not read CUDA's libraries before
 RING_BYTES = 3 << 30  # above BERT-Large's gradients, so that a step's all fit
 STEPS, SHORT_STEPS = 11, 2
 
@@ -62,7 +63,7 @@ class Job:
     def __init__(self, short, device, method, *arguments, **options):
         self.device, self.model = device, new_model(short, device)
         memory = "1GiB" if short else "24GiB"
-        self.server = LocalServer((f"--backend={device}", f"--memory-limit={memory}", *arguments))
+        self.server = LocalServer((f"--backend={device}", f"--memory-limit={memory}", *arguments), timeout=START_S)
         self.pre = Preconditioner(self.model, self.server.address, session="step", method=method, **options)
         self.pre.make_optimizer(1e-3)  # which Preconditioner asks for; no step uses it
 

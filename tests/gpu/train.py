@@ -4,9 +4,11 @@
 turns: by AdamW, by torch.optim.Muon with AdamW for the rest, and by Preconditioner(model, "local").
 
 bf16 autocast and torch.compile; a rate for each that suits it, risen for a tenth of the steps and then lowered along a
-line. Tokens are the text's most frequent words, and single characters for the rest. It prints a line for each row, and writes
-rows of tests/bench/rows.py: held-out loss, milliseconds a step, device memory of the trainer and of the server, and the
-trainer's time on the device by kernel. One line "no ..." says what is missing.
+line. Tokens are the text's most frequent words, and single characters for the rest. After each turn it writes rows of
+tests/bench/rows.py: held-out loss, milliseconds a step, and the number of steps, which --seconds can end before the last. At the
+end come device memory of the trainer and of the server, and for one step the trainer's heaviest kernels. Kernels of the server,
+another process, are not among them: precondor/answers is the time from the end of the backward pass to the answers, which is
+the server's and that of the transfers. One line "no ..." says what is missing.
 
 Example: train.py --device cuda --steps 300
 """
@@ -23,24 +25,23 @@ import subprocess
 import sys
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[1] / folder) for folder in (".", "bench")]
 
 # pylint: disable=wrong-import-position
 import rows
-
-try:
-    import torch
-    from torch import nn
-    from torch.nn import functional
-    from precondor.torch import Preconditioner
-except ImportError as missing:
-    rows.end_without(missing)
+from gpu import profiler
+from gpu.server_step import timed  # ends the program without torch or the client
+import torch
+from precondor.torch import Preconditioner
+from torch import nn
+from torch.nn import functional
 
 TOKEN = re.compile(r"[A-Za-z_]+|\d| +|\n|[^\sA-Za-z_\d]|\s")
 VOCABULARY = 50304  # GPT-2's, rounded up
 STEPS_A_TURN = 25
 WEIGHT_DECAY = 0.01
 KERNELS = 8  # that the report shows
+KERNEL_CHARACTERS = 60  # of a fused kernel's name
 
 
 def tokens(vocabulary, characters):
@@ -110,9 +111,8 @@ class Alone:
         if matrices:
             self.optimizers.append(torch.optim.Muon(matrices, lr=muon_rate, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"))
 
-    def step(self, loss):
-        for optimizer in self.optimizers:
-            optimizer.step()
+    def precondition(self, loss):
+        pass
 
     def close(self):
         pass
@@ -123,9 +123,8 @@ class Ours(Alone):
         self.pre = Preconditioner(model, "local")
         self.optimizers = [self.pre.make_optimizer(rate, weight_decay=WEIGHT_DECAY)]
 
-    def step(self, loss):
+    def precondition(self, loss):
         self.pre.step(loss)
-        super().step(loss)
 
     def close(self):
         self.pre.close(end_session=True)
@@ -138,56 +137,56 @@ KINDS = {"adamw": lambda model: Alone(model, 6e-4), "muon": lambda model: Alone(
 class Run:
     """One model and what trains it."""
 
-    def __init__(self, kind, sizes, vocabulary, device, steps, backend):
+    def __init__(self, kind, sizes, vocabulary, device, steps):
         self.kind, self.device, self.steps = kind, device, steps
         torch.manual_seed(1)
         before = allocated(device)
         self.model = Gpt(vocabulary, **sizes).to(device)
         self.trainer = KINDS[kind](self.model)
-        self.compiled = torch.compile(self.model, backend=backend)
+        self.compiled = torch.compile(self.model)  # the kinds share what is compiled
         self.rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.trainer.optimizers]
         self.done, self.times, self.bytes = 0, [], allocated(device) - before
 
-    def loss(self, batch):
+    def loss(self, model, batch):
         with torch.autocast(self.device, torch.bfloat16):
-            return self.compiled(batch[:, :-1], batch[:, 1:])
+            return model(batch[:, :-1], batch[:, 1:])
+
+    def backward(self, batch):
+        loss = self.loss(self.compiled, batch)
+        loss.backward()
+        return loss
 
     def step(self, batch):
         share = min((self.done + 1) / max(self.steps // 10, 1), (self.steps - self.done) / self.steps)
         for optimizer, rates in zip(self.trainer.optimizers, self.rates):
             for group, rate in zip(optimizer.param_groups, rates):
                 group["lr"] = rate * share
-        loss = self.loss(batch)
-        loss.backward()
-        self.trainer.step(loss)
+        self.trainer.precondition(self.backward(batch))
+        self.update()
+
+    def update(self):
         for optimizer in self.trainer.optimizers:
+            optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.done += 1
 
     def turn(self, batches):
         first, before = self.done == 0, allocated(self.device)
         for place, batch in enumerate(batches):
-            synchronize(self.device)
-            began = time.monotonic()
-            self.step(batch)
-            synchronize(self.device)
+            taken = timed(lambda batch=batch: self.step(batch), self.device)
             if self.done > 2 and place:  # the first steps compile; the first of a turn follows other kernels
-                self.times.append((time.monotonic() - began) * 1e3)
+                self.times.append(taken)
         if first:
             self.bytes += allocated(self.device) - before  # the optimizer's state; gradients are gone
 
     @torch.no_grad()
     def held_out(self, batches):
-        return statistics.fmean(float(self.loss(batch)) for batch in batches)
+        """By the model as it is: without gradients it would be compiled once more."""
+        return statistics.fmean(float(self.loss(self.model, batch)) for batch in batches)
 
 
 def allocated(device):
     return torch.cuda.memory_allocated() if device == "cuda" else 0
-
-
-def synchronize(device):
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 def server_bytes():
@@ -201,30 +200,71 @@ def server_bytes():
 
 
 def heaviest(run, batch):
-    """[(kernel, microseconds)] of one step, the longest first."""
+    """[(kernel, milliseconds)] of one step, the longest first."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         run.step(batch)
         torch.cuda.synchronize()
-    found = sorted(((event.self_device_time_total, event.key) for event in profile.key_averages()), reverse=True)
-    return [(name, spent) for spent, name in found[:KERNELS]]
+    spent = collections.Counter()
+    for event in profile.key_averages():
+        spent[profiler.short_name(event.key)[:KERNEL_CHARACTERS]] += event.self_device_time_total / 1e3
+    return spent.most_common(KERNELS)
+
+
+def answers(run, batches):
+    """Milliseconds from the end of each backward pass on the device to the answers."""
+    times = []
+    for batch in batches:
+        loss = run.backward(batch)
+        times.append(timed(lambda loss=loss: run.trainer.precondition(loss), run.device))
+        run.update()
+    return times
 
 
 def write(name, value, unit, quartiles=None):
     print(json.dumps(rows.row(f"train/{name}", value, unit, quartiles=quartiles)), flush=True)
 
 
+def write_times(name, times):
+    write(name, statistics.median(times), "ms", rows.spread(times))
+
+
+def train(runs, new_batches, tests, steps, turn, end):
+    """All kinds by equal batches in turns of so many steps. After `end` no turn begins."""
+    while runs[0].done < steps and time.monotonic() < end:
+        shared = new_batches(min(turn, steps - runs[0].done))
+        for run in runs:
+            run.turn(shared)
+            write(f"{run.kind}/loss", run.held_out(tests), "nats")
+            write_times(f"{run.kind}/step", run.times)
+        write("steps", runs[0].done, "")
+
+
+def measure(runs, batches, device):
+    """Measures what belongs to no turn: the answers, memory and kernels."""
+    write_times("precondor/answers", answers(runs[-1], batches))
+    if device != "cuda":
+        return
+    other = server_bytes()
+    if other is not None:
+        write("precondor/server_memory", other / 2**20, "MiB")
+    for run in runs:
+        write(f"{run.kind}/memory", run.bytes / 2**20, "MiB")
+        for name, spent in heaviest(run, batches[0]):
+            write(f"{run.kind}/kernel/{name}", spent, "ms")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after so many from the start no turn begins")
     parser.add_argument("--short", action="store_true", help="a small model and 6 steps")
     arguments = parser.parse_args()
-    device = arguments.device
+    began, device, short = time.monotonic(), arguments.device, arguments.short
     rows.require(torch, device, "Muon")
-    steps, turn = (6, 3) if arguments.short else (arguments.steps, STEPS_A_TURN)
-    sizes = {"length": 32, "width": 64, "heads": 2, "blocks": 2} if arguments.short else {"length": 1024, "width": 768, "heads": 12, "blocks": 12}
-    count = 2 if arguments.short else 16
-    text, vocabulary = tokens(300 if arguments.short else VOCABULARY, 100_000 if arguments.short else 30_000_000)
+    sizes = {"length": 32, "width": 64, "heads": 2, "blocks": 2} if short else {"length": 1024, "width": 768, "heads": 12, "blocks": 12}
+    steps, turn, count = (6, 3, 2) if short else (arguments.steps, STEPS_A_TURN, 16)
+    text, vocabulary = tokens(300 if short else VOCABULARY, 100_000 if short else 30_000_000)
     held = text[-len(text) // 20:]
     generator = torch.Generator().manual_seed(1)
 
@@ -233,27 +273,12 @@ def main():
         starts = torch.randint(len(source) - sizes["length"] - 1, (number, count), generator=generator)
         return [torch.stack([source[at:at + sizes["length"] + 1] for at in one]).to(device) for one in starts.tolist()]
 
-    tests = batches(held, 2 if arguments.short else 8)
-    runs = [Run(kind, sizes, vocabulary, device, steps, "eager" if arguments.short else "inductor") for kind in KINDS]
+    tests = batches(held, 2 if short else 4)
+    runs = [Run(kind, sizes, vocabulary, device, steps) for kind in KINDS]
     parameters = sum(p.numel() for p in runs[0].model.parameters())
     print(f"{parameters / 1e6:.1f} M parameters, {len(text)} tokens, vocabulary {vocabulary}", flush=True)
-    while runs[-1].done < steps:
-        shared = batches(text[:-len(held)], min(turn, steps - runs[-1].done))
-        for run in runs:
-            run.turn(shared)
-            print(f"{run.kind}: step {run.done}, held-out loss {run.held_out(tests[:2]):.3f}, "
-                  f"{statistics.median(run.times):.1f} ms a step", flush=True)
-    other = server_bytes() if device == "cuda" else None
-    for run in runs:
-        write(f"{run.kind}/loss", run.held_out(tests), "nats")
-        write(f"{run.kind}/step", statistics.median(run.times), "ms", rows.spread(run.times))
-    if other is not None:
-        write("precondor/server_memory", other / 2**20, "MiB")
-    if device == "cuda":
-        for run in runs:
-            write(f"{run.kind}/memory", run.bytes / 2**20, "MiB")
-            for name, spent in heaviest(run, shared[0]):
-                print(f"{run.kind}: {spent / 1e3:.2f} ms {name[:100]}", flush=True)
+    train(runs, lambda number: batches(text[:-len(held)], number), tests, steps, turn, began + arguments.seconds)
+    measure(runs, tests, device)
     for run in runs:
         run.trainer.close()
 
