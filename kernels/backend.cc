@@ -156,18 +156,24 @@ absl::Status Backend::RunGemm(const operation::Gemm& gemm) {
   return inner == 0 ? Axpby(beta, c, 0.0, c) : Run({gemm});
 }
 
-absl::Status Backend::Axpby(double alpha, ConstMatrixView x, double beta, MatrixView y) {
-  PRECONDOR_RETURN_IF_ERROR(CheckAlike("Axpby", "x", x, "y", y));
-  return RunElementwise({.alpha = alpha, .beta = beta, .x = x, .y = y});
+absl::Status Backend::Combine(double alpha, ConstMatrixView x, double beta, ConstMatrixView v, MatrixView y) {
+  PRECONDOR_RETURN_IF_ERROR(CheckAlike("Combine", "x", x, "y", y));
+  PRECONDOR_RETURN_IF_ERROR(CheckAlike("Combine", "v", v, "y", y));
+  return RunElementwise({.alpha = alpha, .beta = beta, .x = x, .v = v, .y = y});
 }
 
-absl::Status Backend::ScaleBy(double scale, MatrixView x) {
+absl::Status Backend::Axpby(double alpha, ConstMatrixView x, double beta, MatrixView y) {
+  return Combine(alpha, x, beta, y, y);
+}
+
+absl::Status Backend::ScaleBy(double scale, ConstMatrixView x, MatrixView y) {
   constexpr double kLargestFactor = 1e30;
   while (scale > kLargestFactor) {
-    PRECONDOR_RETURN_IF_ERROR(Axpby(kLargestFactor, x, 0.0, x));
+    PRECONDOR_RETURN_IF_ERROR(Axpby(kLargestFactor, x, 0.0, y));
     scale /= kLargestFactor;
+    x = y;
   }
-  return scale == 1.0 ? absl::OkStatus() : Axpby(scale, x, 0.0, x);
+  return scale == 1.0 && x.data == y.data ? absl::OkStatus() : Axpby(scale, x, 0.0, y);
 }
 
 absl::Status Backend::ScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y) {
@@ -390,7 +396,7 @@ absl::Status Backend::LowRankPrecondition(const LowRankInverse& out_side, const 
   product.squares = absl::MakeSpan(squares);
   PRECONDOR_RETURN_IF_ERROR(Run({product}));
   PRECONDOR_ASSIGN_OR_RETURN(const double scale, rule(std::sqrt(squares[0]), std::sqrt(squares[1])));
-  return ScaleBy(scale, u);
+  return ScaleBy(scale, u, u);
 }
 
 bool Backend::SupportsPrecision(ProductPrecision precision) const { return DoSupportsPrecision(precision); }

@@ -86,15 +86,15 @@ class Backend {
   // NaN included. kTf32 may round a and b by 2^-10 of their elements; all other precisions are f32.
   absl::Status Gemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b, Transpose transpose_b,
                     double beta, MatrixView c, ProductPrecision precision = ProductPrecision::kF32);
-  // Gemm for a product that is symmetric, as is c if beta is not 0. Only one triangle of c may be read. The CPU takes
-  // little more than half of Gemm's time for a large c.
+  // Gemm for a product that is symmetric, as is c if beta is not 0. One triangle of c may be read. Faster on the CPU.
   absl::Status SymmetricGemm(double alpha, ConstMatrixView a, Transpose transpose_a, ConstMatrixView b,
                              Transpose transpose_b, double beta, MatrixView c,
                              ProductPrecision precision = ProductPrecision::kF32);
-  // y = alpha x + beta y. A matrix with coefficient 0 is ignored, NaN included. x may be y.
+  // y = alpha x + beta v; Axpby: of y itself. A matrix with coefficient 0 is ignored, NaN included. y may be x or v.
+  absl::Status Combine(double alpha, ConstMatrixView x, double beta, ConstMatrixView v, MatrixView y);
   absl::Status Axpby(double alpha, ConstMatrixView x, double beta, MatrixView y);
-  // x *= scale, for any scale >= 0 whose result fits f32, even if scale itself is beyond f32's range.
-  absl::Status ScaleBy(double scale, MatrixView x);
+  // y = scale x, for any scale >= 0 whose result fits f32, even if scale itself is beyond f32's range. y may be x.
+  absl::Status ScaleBy(double scale, ConstMatrixView x, MatrixView y);
   // y_i = scales[i] x_i for every row i. x may be y.
   absl::Status ScaleRows(absl::Span<const double> scales, ConstMatrixView x, MatrixView y);
   // y_ij = scales[j] x_ij for every column j. x may be y.

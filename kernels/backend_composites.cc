@@ -210,7 +210,7 @@ absl::Status Backend::DensePrecondition(const SymmetricForm& l, const SymmetricF
   std::array<double, 2> squares = {};
   PRECONDOR_RETURN_IF_ERROR(Run({operation::DensePrecondition{l, r, d, u, precision, absl::MakeSpan(squares)}}));
   PRECONDOR_ASSIGN_OR_RETURN(const double scale, rule(std::sqrt(squares[0]), std::sqrt(squares[1])));
-  return ScaleBy(scale, u);
+  return ScaleBy(scale, u, u);
 }
 
 absl::Status Backend::RunByPrimitives(const operation::DensePrecondition& product) {
@@ -350,12 +350,10 @@ absl::Status Backend::RunByPrimitives(const operation::NewtonSchulz& step) {
   PRECONDOR_ASSIGN_OR_RETURN(step.squares[0], Dot(step.d, step.d));
   if (step.momentum.size() > 0) {
     if (!std::isfinite(step.squares[0])) return absl::OkStatus();
-    PRECONDOR_RETURN_IF_ERROR(Copy(step.momentum, step.next));
-    PRECONDOR_RETURN_IF_ERROR(Axpby(1.0, step.d, step.beta, step.next));
+    PRECONDOR_RETURN_IF_ERROR(Combine(1.0, step.d, step.beta, step.momentum, step.next));
     direction = step.next;
     if (step.lookahead.size() > 0) {
-      PRECONDOR_RETURN_IF_ERROR(Copy(step.d, step.lookahead));
-      PRECONDOR_RETURN_IF_ERROR(Axpby(step.beta, step.next, 1.0, step.lookahead));
+      PRECONDOR_RETURN_IF_ERROR(Combine(step.beta, step.next, 1.0, step.d, step.lookahead));
       direction = step.lookahead;
     }
   }
@@ -366,8 +364,7 @@ absl::Status Backend::RunByPrimitives(const operation::NewtonSchulz& step) {
   const int64_t m = step.d.rows, n = step.d.cols;
   PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix normalized, AllocateScratch(m, n));
   const MatrixView x = normalized.view();
-  PRECONDOR_RETURN_IF_ERROR(Copy(direction, x));
-  PRECONDOR_RETURN_IF_ERROR(ScaleBy(1 / (std::sqrt(step.squares[1]) + step.epsilon), x));
+  PRECONDOR_RETURN_IF_ERROR(ScaleBy(1 / (std::sqrt(step.squares[1]) + step.epsilon), direction, x));
   PRECONDOR_RETURN_IF_ERROR(operation::OnGram(m, n, step.steps)
                                 ? IterateOnGram(*this, step.steps, step.scale, x, step.u)
                                 : IterateOnMatrix(*this, step.steps, step.scale, x, step.u));

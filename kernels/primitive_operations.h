@@ -38,7 +38,7 @@ struct Elementwise {
   absl::Span<const int64_t> rows = {}, columns = {};  // for kGather
   int64_t row = 0;                                    // for kPackRow
   ConstMatrixView x = {};
-  ConstMatrixView v = {};  // for kMultiply and kDivideByRoot
+  ConstMatrixView v = {};  // for kAxpby with a beta, kMultiply and kDivideByRoot
   MatrixView y = {};
 
   static auto Takes(auto& self) { return std::tie(self.scales, self.column_scales, self.rows, self.columns); }

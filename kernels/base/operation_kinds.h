@@ -13,7 +13,7 @@ enum class ProductPrecision : uint8_t { kF32 = 0, kBf16 = 1, kTf32 = 3 };
 
 // Kinds of element-wise operations. Each does what the operation of Backend with its name does.
 enum class ElementwiseKind : uint8_t {
-  kAxpby,  // also fills with zeros and copies
+  kAxpby,  // Combine: y = alpha x + beta v; also fills with zeros and copies
   kScaleRows,
   kScaleColumns,
   kScaleBothSides,

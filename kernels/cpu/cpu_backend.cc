@@ -142,7 +142,7 @@ class CpuBackend final : public Backend {
   absl::Status RunOne(const operation::Elementwise& e) {
     switch (e.kind) {
       case ElementwiseKind::kAxpby:
-        return Axpby(e.alpha, e.x, e.beta, e.y);
+        return Combine(e.alpha, e.x, e.beta, e.v, e.y);
       case ElementwiseKind::kScaleRows:
         return ScaleRows(e.scales, e.x, e.y);
       case ElementwiseKind::kScaleColumns:
@@ -172,7 +172,7 @@ class CpuBackend final : public Backend {
     return absl::InternalError("cpu backend: unknown kind of operation");
   }
 
-  static absl::Status Axpby(double alpha, ConstMatrixView x, double beta, MatrixView y) {
+  static absl::Status Combine(double alpha, ConstMatrixView x, double beta, ConstMatrixView v, MatrixView y) {
     const float fa = static_cast<float>(alpha), fb = static_cast<float>(beta);
     for (int64_t i = 0; i < y.rows; ++i) {
       const float* in = x.row(i);
@@ -182,9 +182,12 @@ class CpuBackend final : public Backend {
       } else if (beta == 0.0) {
         cpu::Scale(fa, in, y.cols, out);
       } else if (alpha == 0.0) {
-        for (int64_t j = 0; j < y.cols; ++j) out[j] *= fb;
-      } else {
+        cpu::Scale(fb, v.row(i), y.cols, out);
+      } else if (v.data == y.data) {  // a loop of its own, because compilers do not vectorize the other one for this
         for (int64_t j = 0; j < y.cols; ++j) out[j] = fa * in[j] + fb * out[j];
+      } else {
+        const float* other = v.row(i);
+        for (int64_t j = 0; j < y.cols; ++j) out[j] = fa * in[j] + fb * other[j];
       }
     }
     return absl::OkStatus();

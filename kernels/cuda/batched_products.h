@@ -33,7 +33,7 @@ inline constexpr Arithmetic kInBf16{CUDA_R_16BF}, kInF32{CUDA_R_32F}, kInTf32{CU
 
 // c [rows, cols] = alpha op(a) op(b) + beta c, row-major. `inner` is the length of the sums.
 struct ProductShape {
-  int64_t rows, cols, inner, stride_a, stride_b, stride_c;
+  int64_t rows, cols, inner, stride_a = 0, stride_b = 0, stride_c = 0;
   float alpha = 1, beta = 0;
   bool transpose_a = false, transpose_b = false;
 

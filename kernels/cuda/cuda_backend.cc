@@ -16,7 +16,6 @@
 #include "kernels/cuda/reductions.h"
 #include "kernels/cuda/sherman_morrison.h"
 #include "kernels/cuda/spd_inverses.h"
-#include "kernels/cuda/symmetric_eigens.h"
 #include "kernels/cuda/symmetric_tiles.h"
 #include "kernels/operation.h"
 
@@ -89,23 +88,34 @@ class CudaBackend final : public Backend {
     const absl::Status run = cuda::RunOrthogonalIterations(*device_, all, absl::MakeSpan(done));
     for (size_t i = 0; i < all.size(); ++i) statuses[i] = !run.ok() || done[i] ? run : RunByPrimitives(*all[i]);
   }
-  // Runs operations each of which can fail on its own: small ones together, the others one at a time.
+  // Runs operations each of which can fail on its own: small ones together, and the others together or one at a time.
   template <typename Kind>
   void RunDecompositions(absl::Span<const Kind* const> all, absl::Span<absl::Status> statuses) {
-    std::vector<const Kind*> small;
-    std::vector<size_t> places;
-    for (size_t i = 0; i < all.size(); ++i) {
-      if (!IsSmall(*all[i])) {
-        statuses[i] = RunLarge(*all[i]);
-      } else {
-        small.push_back(all[i]);
-        places.push_back(i);
+    const auto is_small = [&](size_t i) { return IsSmall(*all[i]); };
+    RunSome(all, statuses, is_small, [&](auto some, auto out) { return cuda::RunSmall(*device_, some, out); });
+    if constexpr (requires { cuda::RunLarge(*device_, all, statuses); }) {
+      const auto is_large = [&](size_t i) { return !is_small(i); };
+      RunSome(all, statuses, is_large, [&](auto some, auto out) { return cuda::RunLarge(*device_, some, out); });
+    } else {
+      for (size_t i = 0; i < all.size(); ++i) {
+        if (!is_small(i)) statuses[i] = RunLarge(*all[i]);
       }
     }
-    if (small.empty()) return;
-    std::vector<absl::Status> of_small(small.size());
-    const absl::Status run = cuda::RunSmall(*device_, absl::MakeConstSpan(small), absl::MakeSpan(of_small));
-    for (size_t i = 0; i < small.size(); ++i) statuses[places[i]] = run.ok() ? of_small[i] : run;
+  }
+  // Runs those of `all` that `takes` names. `run` sets the status of each, or fails for all of them.
+  template <typename Kind, typename Takes, typename RunAll>
+  static void RunSome(absl::Span<const Kind* const> all, absl::Span<absl::Status> statuses, Takes takes, RunAll run) {
+    std::vector<const Kind*> some;
+    std::vector<size_t> places;
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (!takes(i)) continue;
+      some.push_back(all[i]);
+      places.push_back(i);
+    }
+    if (some.empty()) return;
+    std::vector<absl::Status> of_some(some.size());
+    const absl::Status status = run(absl::MakeConstSpan(some), absl::MakeSpan(of_some));
+    for (size_t i = 0; i < some.size(); ++i) statuses[places[i]] = status.ok() ? of_some[i] : status;
   }
   static bool IsSmall(const operation::SpdInverse& inverse) { return inverse.x.rows <= cuda::kMostRowsOfSpdInverse; }
   static bool IsSmall(const operation::LowRankCore& core) { return core.core.rows <= cuda::kMostRowsOfSpdInverse; }
@@ -115,7 +125,6 @@ class CudaBackend final : public Backend {
   static bool IsSmall(const operation::ShermanMorrisonTerms& terms) {
     return terms.v.rows <= cuda::kMostVectorsOfTerms && terms.h.rows.rows <= cuda::kMostRowsOfTerms;
   }
-  absl::Status RunLarge(const operation::SpdInverse& inverse) { return InvertLarge(inverse.a, inverse.x); }
   absl::Status RunLarge(const operation::SymmetricEigen& eigen) {
     return DecomposeLarge(eigen.a, eigen.values, eigen.q);
   }
@@ -187,34 +196,6 @@ class CudaBackend final : public Backend {
         what, [&](cusolverDnHandle_t solver) { return routine(solver, work.data(), work_size, device_info.data()); }));
     PRECONDOR_RETURN_IF_ERROR(device_->Receive(device_info, absl::MakeSpan(&info, 1)));
     return info;
-  }
-
-  absl::Status InvertLarge(ConstMatrixView a, MatrixView x) {
-    const int n = static_cast<int>(a.rows);
-    PRECONDOR_ASSIGN_OR_RETURN(const DeviceArray<double> wide, WidenLower("SpdInverse", a));
-    double* const m = wide.data();
-    PRECONDOR_ASSIGN_OR_RETURN(
-        int info, Solve(
-                      "SpdInverse",
-                      [&](cusolverDnHandle_t solver, int* size) {
-                        return cusolverDnDpotrf_bufferSize(solver, kLowerTriangle, n, m, n, size);
-                      },
-                      [&](cusolverDnHandle_t solver, double* work, int work_size, int* device_info) {
-                        return cusolverDnDpotrf(solver, kLowerTriangle, n, m, n, work, work_size, device_info);
-                      }));
-    if (info == 0) {
-      PRECONDOR_ASSIGN_OR_RETURN(
-          info, Solve(
-                    "SpdInverse",
-                    [&](cusolverDnHandle_t solver, int* size) {
-                      return cusolverDnDpotri_bufferSize(solver, kLowerTriangle, n, m, n, size);
-                    },
-                    [&](cusolverDnHandle_t solver, double* work, int work_size, int* device_info) {
-                      return cusolverDnDpotri(solver, kLowerTriangle, n, m, n, work, work_size, device_info);
-                    }));
-    }
-    PRECONDOR_RETURN_IF_ERROR(cuda::InverseStatus(info, n));
-    return device_->Run("SpdInverse", [&](cudaStream_t stream) { return cuda::NarrowLower(stream, m, x); });
   }
 
   absl::Status DecomposeLarge(ConstMatrixView a, absl::Span<double> values, MatrixView q) {

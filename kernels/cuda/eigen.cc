@@ -8,9 +8,9 @@
 #include "absl/strings/str_cat.h"
 
 #include "kernels/base/status_macros.h"
+#include "kernels/cuda/decompositions.h"
 #include "kernels/cuda/grouped_operations.h"
 #include "kernels/cuda/packed_upload.h"
-#include "kernels/cuda/symmetric_eigens.h"
 
 namespace precondor::cuda {
 namespace {
@@ -119,19 +119,21 @@ absl::Status RunSmall(Device& device, absl::Span<const operation::SymmetricEigen
   std::vector<char> on_host(host_bytes);  // each batch has its own part, until all batches are done
 
   PackedUpload upload;
-  const auto jobs = upload.Add<SymmetricEigenJob>(count);
+  const auto jobs = upload.Add<DecompositionJob>(count);
   const auto infos = upload.Add<int>(count);
   PRECONDOR_RETURN_IF_ERROR(upload.Open(device));
   double* wide = memory.data() + learnt;
   for (size_t i = 0; i < count; ++i) {
     const operation::SymmetricEigen& eigen = *operations[order[i]];
-    upload.OnHost(jobs)[i] = {eigen.a, wide, upload.OnDevice(infos) + i, memory.data() + rows + i, eigen.q};
+    upload.OnHost(jobs)[i] = {.a = eigen.a, .wide = wide, .info = upload.OnDevice(infos) + i, .x = eigen.q};
     wide += sizes[i] * sizes[i];
   }
   PRECONDOR_RETURN_IF_ERROR(upload.Send(device));
-  const SymmetricEigenJob* const sent = upload.OnDevice(jobs);
-  PRECONDOR_RETURN_IF_ERROR(device.Run(
-      "SymmetricEigen", [&](cudaStream_t stream) { return WidenSymmetric(stream, sent, static_cast<int>(count)); }));
+  const DecompositionJob* const sent = upload.OnDevice(jobs);
+  double* const outcomes = memory.data() + rows;
+  PRECONDOR_RETURN_IF_ERROR(device.Run("SymmetricEigen", [&](cudaStream_t stream) {
+    return WidenSymmetric(stream, sent, static_cast<int>(count), outcomes);
+  }));
   char* host = on_host.data();
   absl::Status decomposed;
   for (const Batch& batch : batches) {
@@ -141,7 +143,7 @@ absl::Status RunSmall(Device& device, absl::Span<const operation::SymmetricEigen
   }
   if (decomposed.ok()) {
     decomposed = device.Run("SymmetricEigen", [&](cudaStream_t stream) {
-      return NarrowEigenvectors(stream, sent, static_cast<int>(count));
+      return NarrowResults(stream, sent, static_cast<int>(count), outcomes);
     });
   }
   std::vector<double> known(static_cast<size_t>(learnt));

@@ -105,7 +105,8 @@ __device__ __forceinline__ float ValueAt(const ElementwiseJob& job, int64_t i, i
   const ConstMatrixView y(Global(job.y.data), job.y.rows, job.y.cols, job.y.stride);
   if constexpr (kKind == ElementwiseKind::kAxpby) {
     const float from_x = job.alpha != 0.0 ? static_cast<float>(job.alpha) * x.at(i, j) : 0.0f;
-    return job.beta != 0.0 ? fmaf(static_cast<float>(job.beta), y.at(i, j), from_x) : from_x;
+    return job.beta != 0.0 ? fmaf(static_cast<float>(job.beta), Global(job.v.data)[i * job.v.stride + j], from_x)
+                           : from_x;
   } else if constexpr (kKind == ElementwiseKind::kScaleRows) {
     return static_cast<float>(job.scales[i]) * x.at(i, j);
   } else if constexpr (kKind == ElementwiseKind::kScaleColumns) {
@@ -185,7 +186,7 @@ __device__ __forceinline__ void RunPart(const ElementwiseJob& job, Extent extent
   }
 }
 
-// Handles a part of y = alpha x + beta y, which moves most of the bytes: a thread has the loads of four rows of four
+// Handles a part of y = alpha x + beta v, which moves most of the bytes: a thread has the loads of four rows of four
 // columns in flight.
 __device__ __forceinline__ void RunAxpbyPart(const ElementwiseJob& job, Extent extent, int64_t part) {
   static_assert(kColumnsOfPart == kWarp * kFour && kRowsOfPart == kRowsOfBlock * kHeld);
@@ -194,18 +195,20 @@ __device__ __forceinline__ void RunAxpbyPart(const ElementwiseJob& job, Extent e
   const Vec4Position at = {static_cast<int>(threadIdx.x / kWarp), kRowsOfBlock,
                            static_cast<int>(threadIdx.x % kWarp) * kFour};
   const float alpha = static_cast<float>(job.alpha), beta = static_cast<float>(job.beta);
-  Vec4<float> x[kHeld] = {}, y[kHeld] = {};
+  Vec4<float> x[kHeld] = {}, v[kHeld];
+#pragma unroll
+  for (Vec4<float>& four : v) {
+#pragma unroll
+    for (float& element : four.at) element = -0.0f;  // what is not read adds nothing, not even the sign of a zero
+  }
   if (job.alpha != 0.0) LoadVec4s(Vec4sOf<kRowsOfPart, kColumnsOfPart>(job.x, row, column, at), x);
-  if (job.beta != 0.0) LoadVec4s(Vec4sOf<kRowsOfPart, kColumnsOfPart>(ConstMatrixView(job.y), row, column, at), y);
+  if (job.beta != 0.0) LoadVec4s(Vec4sOf<kRowsOfPart, kColumnsOfPart>(job.v, row, column, at), v);
 #pragma unroll
   for (int r = 0; r < kHeld; ++r) {
 #pragma unroll
-    for (int c = 0; c < kFour; ++c) {
-      const float from_x = job.alpha != 0.0 ? alpha * x[r].at[c] : 0.0f;
-      y[r].at[c] = job.beta != 0.0 ? fmaf(beta, y[r].at[c], from_x) : from_x;
-    }
+    for (int c = 0; c < kFour; ++c) v[r].at[c] = fmaf(beta, v[r].at[c], alpha * x[r].at[c]);
   }
-  StoreVec4s(y, Vec4sOf<kRowsOfPart, kColumnsOfPart>(job.y, row, column, at));
+  StoreVec4s(v, Vec4sOf<kRowsOfPart, kColumnsOfPart>(job.y, row, column, at));
 }
 
 __device__ __forceinline__ void RunPart(const ElementwiseJob& job, int64_t part) {
@@ -298,12 +301,6 @@ cudaError_t Narrow(cudaStream_t stream, const double* in, MatrixView out) {
 cudaError_t NarrowWithSigns(cudaStream_t stream, const double* in, const double* signs, int64_t step, MatrixView out) {
   return ForEach(stream, out, [=] __device__(int64_t i, int64_t j) {
     return static_cast<float>(signs[i * step] < 0 ? -in[i * out.cols + j] : in[i * out.cols + j]);
-  });
-}
-
-cudaError_t NarrowLower(cudaStream_t stream, const double* in, MatrixView out) {
-  return ForEach(stream, out, [=] __device__(int64_t i, int64_t j) {
-    return static_cast<float>(j <= i ? in[i * out.cols + j] : in[j * out.cols + i]);
   });
 }
 

@@ -45,7 +45,5 @@ cudaError_t Widen(cudaStream_t stream, ConstMatrixView a, double* out);
 cudaError_t Narrow(cudaStream_t stream, const double* in, MatrixView out);
 // out_ij = in_ij * (signs_i < 0 ? -1 : 1). Elements of `signs` are `step` apart.
 cudaError_t NarrowWithSigns(cudaStream_t stream, const double* in, const double* signs, int64_t step, MatrixView out);
-// Sets both triangles of `out` from in[i, j], j <= i.
-cudaError_t NarrowLower(cudaStream_t stream, const double* in, MatrixView out);
 
 }  // namespace precondor::cuda

@@ -42,6 +42,11 @@ absl::Status RunSmall(Device& device, absl::Span<const operation::SpdInverse* co
                       absl::Span<absl::Status> statuses);
 absl::Status RunSmall(Device& device, absl::Span<const operation::LowRankCore* const> operations,
                       absl::Span<absl::Status> statuses);
+// Inverts larger matrices by cuSOLVER and cuBLAS in f64, those of one size in calls with as many matrices as the size
+// says (docs/develop/adr/0031-newton-schulz-in-batches.md): three calls for each. Matrices that take more than
+// `most_scratch_bytes` are inverted in several parts, one after another, of two launches each.
+absl::Status RunLarge(Device& device, absl::Span<const operation::SpdInverse* const> operations,
+                      absl::Span<absl::Status> statuses, int64_t most_scratch_bytes = int64_t{256} << 20);
 
 // Computes dense products l d r of many layers. One launch expands all factors that are stored in tiles. Then, for the
 // layers of each shape, cuBLAS makes products l d, and then (l d) r, in FixedBatches, in bf16, TF32 or f32. In f32,
@@ -73,7 +78,8 @@ absl::Status RunTogether(Device& device, absl::Span<const operation::NewtonSchul
 // Runs operations OrthogonalIteration of many matrices by shifted CholeskyQR3 in f32: three times g = x x', g = l l',
 // x = l^-1 x, from x = the rows of q a, sorted and of length 1. The first g gets a shift, because x is ill-conditioned
 // if q is far from the eigenvectors (Fukaya et al., arXiv:1809.11085). All matrices of a size take ten calls of cuBLAS
-// and cuSOLVER for a batch of fixed size (kernels/cuda/batched_products.h), and all sizes together five launches.
+// and cuSOLVER for a batch of fixed size (kernels/cuda/batched_products.h), or seven and three for each matrix where a
+// batch has eight at most; and all sizes together five launches.
 // Matrices that take more than `most_scratch_bytes` run in several parts, one after another.
 //
 // The last g shows whether a factorization has failed, or x has been too ill-conditioned for them: its distance from I,
@@ -89,6 +95,8 @@ absl::Status RunOrthogonalIterations(Device& device, absl::Span<const operation:
 // Converts the info of a decomposition to the status of SymmetricEigen: OK for 0, FailedPrecondition for a negative
 // info (an element is not finite) and for a positive one (no convergence).
 absl::Status EigenStatus(int info);
+// cuSOLVER's routine for one matrix is faster for larger ones.
+constexpr int64_t kMostRowsOfSymmetricEigens = 512;
 // Decomposes many small symmetric matrices by cuSOLVER's batched routine, those of one size in one call. Bits may
 // depend on the other matrices (docs/develop/adr/0014-batched-eigendecompositions.md). Precondition: each matrix has at
 // most kMostRowsOfSymmetricEigens rows. Waits for the device. Sets statuses[i] to FailedPrecondition if operation i has

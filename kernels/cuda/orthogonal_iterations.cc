@@ -19,8 +19,8 @@ namespace {
 
 constexpr absl::string_view kName = "OrthogonalIteration";
 
-// A row-major lower triangle is a column-major upper one.
-constexpr cublasFillMode_t kLowerTriangle = CUBLAS_FILL_MODE_UPPER;
+// cuSOLVER factorizes column-major lower triangles faster than upper ones, and g has both.
+constexpr cublasFillMode_t kTriangle = CUBLAS_FILL_MODE_LOWER;
 
 using Step = operation::OrthogonalIteration;
 
@@ -134,7 +134,7 @@ class Iterations {
       }
       Part& part = parts_.back();
       if (part.batches.empty() || KeyOf(*steps_[part.batches.back().begin]) != KeyOf(*steps_[i])) {
-        part.batches.push_back({i, i, 0, 0, BatchSize(n, n, n)});
+        part.batches.push_back({i, i, 0, 0, FixedBatches::Size({.rows = n, .cols = n, .inner = n})});
       }
       part.end = part.batches.back().end = i + 1;
       used += own;
@@ -158,7 +158,7 @@ class Iterations {
         const int n = static_cast<int>(steps_[batch.begin]->q.rows);
         int size = 0;
         PRECONDOR_RETURN_IF_ERROR(device.QuerySolver(kName, [&](cusolverDnHandle_t solver) {
-          return cusolverDnSpotrf_bufferSize(solver, kLowerTriangle, n, memory_.data(), n, &size);
+          return cusolverDnSpotrf_bufferSize(solver, kTriangle, n, memory_.data(), n, &size);
         }));
         most = std::max(most, size);
       }
@@ -244,22 +244,29 @@ class Iterations {
       const int n = static_cast<int>(steps_[batch.begin]->q.rows);
       return device.RunSolver(kName, [&](cusolverDnHandle_t solver) {
         if (batch.size == 1) {
-          return cusolverDnSpotrf(solver, kLowerTriangle, n, OnlyOf(g_, place), n, work_.data(),
+          return cusolverDnSpotrf(solver, kTriangle, n, OnlyOf(g_, place), n, work_.data(),
                                   static_cast<int>(work_.size()), infos_.data() + place);
         }
-        return cusolverDnSpotrfBatched(solver, kLowerTriangle, n, AllOf(g_, place), n, infos_.data() + place,
+        return cusolverDnSpotrfBatched(solver, kTriangle, n, AllOf(g_, place), n, infos_.data() + place,
                                        static_cast<int>(batch.size));
       });
     }));
     return ForEachCall(part, [&](const Batch& batch, size_t place) {
       const int64_t n = steps_[batch.begin]->q.rows, of_x = steps_[batch.begin]->next.stride;
-      return device.RunBlas(kName, [&](cublasHandle_t blas) {
-        if (batch.size == 1) {
-          return cublasStrsm_64(blas, CUBLAS_SIDE_RIGHT, kLowerTriangle, CUBLAS_OP_N, CUBLAS_DIAG_NON_UNIT, n, n, &one,
-                                OnlyOf(g_, place), n, OnlyOf(x_, place), of_x);
+      constexpr int64_t kMostAlone = 8;  // up to which a call for each is faster than one for all
+      if (batch.size <= kMostAlone) {
+        const size_t used = batch.place + (batch.end - batch.begin);
+        for (const size_t end = std::min(place + static_cast<size_t>(batch.size), used); place < end; ++place) {
+          PRECONDOR_RETURN_IF_ERROR(device.RunBlas(kName, [&](cublasHandle_t blas) {
+            return cublasStrsm_64(blas, CUBLAS_SIDE_RIGHT, kTriangle, CUBLAS_OP_T, CUBLAS_DIAG_NON_UNIT, n, n, &one,
+                                  OnlyOf(g_, place), n, OnlyOf(x_, place), of_x);
+          }));
         }
-        return cublasStrsmBatched_64(blas, CUBLAS_SIDE_RIGHT, kLowerTriangle, CUBLAS_OP_N, CUBLAS_DIAG_NON_UNIT, n, n,
-                                     &one, AllOf(g_, place), n, AllOf(x_, place), of_x, batch.size);
+        return absl::OkStatus();
+      }
+      return device.RunBlas(kName, [&](cublasHandle_t blas) {
+        return cublasStrsmBatched_64(blas, CUBLAS_SIDE_RIGHT, kTriangle, CUBLAS_OP_T, CUBLAS_DIAG_NON_UNIT, n, n, &one,
+                                     AllOf(g_, place), n, AllOf(x_, place), of_x, batch.size);
       });
     });
   }

@@ -252,7 +252,7 @@ class GroupingBackend final : public ForwardingBackend {
     if (!InTask()) return AllocateOn(*device_, elements);
     PRECONDOR_ASSIGN_OR_RETURN(float* const data, DoAllocateScratch(elements));
     const MatrixView all(data, 1, elements);
-    OwnTask().Defer({operation::Elementwise{.x = all, .y = all}});  // 0 x + 0 y
+    OwnTask().Defer({operation::Elementwise{.x = all, .y = all}});  // zeros
     return data;
   }
   absl::StatusOr<float*> DoAllocateScratch(int64_t elements) override {

@@ -141,9 +141,9 @@ class KronState final : public LayerState {
   absl::Status Precondition(ConstMatrixView d, MatrixView u) override {
     PRECONDOR_RETURN_IF_ERROR(ExpectLearnableGradient(layer_, d, backend_));
     // Works on copies, so that a failure leaves the state unchanged.
-    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix momentum, backend_.Allocate(d.rows, d.cols));
-    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(momentum_.view(), momentum.view()));
-    PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(1 - config_.momentum, d, config_.momentum, momentum.view()));
+    PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix momentum, backend_.AllocateScratch(d.rows, d.cols));
+    PRECONDOR_RETURN_IF_ERROR(
+        backend_.Combine(1 - config_.momentum, d, config_.momentum, momentum_.view(), momentum.view()));
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix work, Contiguous(u));
     const MatrixView x = work.empty() ? u : work.view();
     const uint64_t n = version_ + 1;

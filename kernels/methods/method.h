@@ -22,9 +22,9 @@ namespace precondor {
 // Upper bounds of the bytes that backends allocate for decompositions of n rows in f64, operands not included: copies
 // in f64 and LAPACK's work space (1 + 6 n + 2 n^2 numbers for eigenvectors), each rounded up by at most an eighth.
 constexpr int64_t SymmetricEigenScratchBytes(int64_t n) { return 27 * n * n + 86 * n + 64; }
-// A device uses two matrices in f64 for up to kMostRowsOfSpdInverse rows (kernels/cuda/spd_inverses.h), and one for
-// more.
-constexpr int64_t SpdInverseScratchBytes(int64_t n) { return (n <= 256 ? 16 : 9) * n * n + 256; }
+// A device uses two matrices in f64, and two more that unused places of a call share where there are such places
+// (kernels/cuda/large_inverses.cc).
+constexpr int64_t SpdInverseScratchBytes(int64_t n) { return (n <= 256 || n > 1290 ? 17 : 33) * n * n + 1024; }
 
 // The sealed, merged statistics of one step of one layer: matrices on the backend's device. Each side has one of two
 // forms; the views of the other form are empty. The first form is vectors, the rows of a matrix, with second moment

@@ -136,16 +136,14 @@ class MuonState final : public LayerState {
     PRECONDOR_ASSIGN_OR_RETURN(const double square, backend_.Dot(d, d));
     PRECONDOR_RETURN_IF_ERROR(ExpectLearnableNorm(layer_, square));
     const MatrixView momentum = next.momentum.view();
-    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(held_.momentum.view(), momentum));
-    PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(1.0, d, config_.momentum, momentum));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Combine(1.0, d, config_.momentum, held_.momentum.view(), momentum));
     PRECONDOR_ASSIGN_OR_RETURN(DeviceMatrix work, backend_.AllocateScratch(d.rows, d.cols));
-    const MatrixView direction = work.view();
-    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(momentum, direction));
-    if (config_.nesterov) PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(1.0, d, config_.momentum, direction));
-    PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, direction, Transpose::kNo, held_.inverse.view(), Transpose::kNo, 0.0,
-                                            next.lookahead.view(), config_.FactorPrecisionOn(backend_)));
+    if (config_.nesterov) PRECONDOR_RETURN_IF_ERROR(backend_.Combine(1.0, d, config_.momentum, momentum, work.view()));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Gemm(1.0, config_.nesterov ? work.view() : momentum, Transpose::kNo,
+                                            held_.inverse.view(), Transpose::kNo, 0.0, next.lookahead.view(),
+                                            config_.FactorPrecisionOn(backend_)));
     PRECONDOR_RETURN_IF_ERROR(Answer({.d = next.lookahead.view(), .u = u}));
-    return Learn(d, square, direction, next);
+    return Learn(d, square, work.view(), next);
   }
 
   // Computes the next C, and its inverse if that is due. `scaled` is memory for a gradient.
@@ -155,8 +153,7 @@ class MuonState final : public LayerState {
     PRECONDOR_ASSIGN_OR_RETURN(next.covariance, backend_.AllocateScratch(d.cols, d.cols));
     PRECONDOR_RETURN_IF_ERROR(backend_.Copy(held_.covariance.view(), next.covariance.view()));
     if (next.mean < kLeastMean) return absl::OkStatus();
-    PRECONDOR_RETURN_IF_ERROR(backend_.Copy(d, scaled));
-    PRECONDOR_RETURN_IF_ERROR(backend_.ScaleBy(std::sqrt((1 - decay) / next.mean), scaled));
+    PRECONDOR_RETURN_IF_ERROR(backend_.ScaleBy(std::sqrt((1 - decay) / next.mean), d, scaled));
     PRECONDOR_RETURN_IF_ERROR(backend_.SymmetricGemm(1.0, scaled, Transpose::kYes, scaled, Transpose::kNo,
                                                      decay * held_.mean / next.mean, next.covariance.view(),
                                                      config_.FactorPrecisionOn(backend_)));

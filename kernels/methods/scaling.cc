@@ -69,7 +69,7 @@ absl::Status Rescale(const ScalingPolicy& policy, const LayerSpec& layer, Backen
   PRECONDOR_ASSIGN_OR_RETURN(const double d_norm, RescaleNorm(policy, layer, backend, d));
   PRECONDOR_ASSIGN_OR_RETURN(const double u_norm, RescaleNorm(policy, layer, backend, u));
   PRECONDOR_ASSIGN_OR_RETURN(const double scale, ScaleOf(policy, layer, factor, u.size(), d_norm, u_norm));
-  return backend.ScaleBy(scale, u);
+  return backend.ScaleBy(scale, u, u);
 }
 
 }  // namespace precondor

@@ -349,8 +349,9 @@ class SoapState final : public LayerState {
 
   absl::Status ShampooStep(ConstMatrixView d, Parts& next) const {
     PRECONDOR_ASSIGN_OR_RETURN(const DeviceMatrix x, TakeIn(d, next));
-    PRECONDOR_ASSIGN_OR_RETURN(next.momentum, CloneMatrix(held_.momentum.view(), backend_));
-    PRECONDOR_RETURN_IF_ERROR(backend_.Axpby(1 - config_.momentum, x.view(), config_.momentum, next.momentum.view()));
+    PRECONDOR_ASSIGN_OR_RETURN(next.momentum, backend_.AllocateScratch(x.rows(), x.cols()));
+    PRECONDOR_RETURN_IF_ERROR(backend_.Combine(1 - config_.momentum, x.view(), config_.momentum, held_.momentum.view(),
+                                               next.momentum.view()));
     if (version_ % static_cast<uint64_t>(config_.refresh_interval) != 0) return absl::OkStatus();
     const auto factors = static_cast<double>(std::count(sides_.has_factor.begin(), sides_.has_factor.end(), true));
     for (SoapSide& side : next.sides) {

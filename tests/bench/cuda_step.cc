@@ -24,7 +24,7 @@ namespace {
 
 constexpr double kGamma = 0.95, kDamping = 1.0, kBeta = 0.95;
 constexpr double kFloat = sizeof(float);
-constexpr int64_t kMostSoapSide = 2048;  // as step_peers.py has it
+constexpr int64_t kMostFactorSide = 2048;  // of soap, as step_peers.py has it, and of muon
 
 // A step's method: mkor, where a rank of 0 stands for dense factors, or a method that learns from gradients; and its
 // model.
@@ -32,18 +32,21 @@ struct Kind {
   int64_t rank = 0;
   std::string products;
   std::string method = "mkor";
-  bool is_llama = false;  // the hidden layers of Llama 3.2 1B; otherwise BERT-Large's
+  bool is_llama = false;    // the hidden layers of Llama 3.2 1B; otherwise BERT-Large's
+  bool has_factor = false;  // muon with an input factor, the default of precondor.torch
 
   bool has_statistics() const { return method == "mkor"; }
   // Steps from one that refreshes to the next; 0: all steps are alike.
-  int64_t interval() const { return method == "soap" ? 10 : 0; }
+  int64_t interval() const { return method == "soap" || has_factor ? 10 : 0; }
 };
 
 std::vector<Kind> Kinds(bool is_short) {
   const Kind muon = {.products = "BF16", .method = "muon"}, soap = {.products = "TF32", .method = "soap"};
   const Kind of_llama = {.products = "BF16", .method = "muon", .is_llama = true};
-  if (is_short) return {{8, "F32"}, {8, "TF32"}, {0, "BF16"}, muon, soap, of_llama};
-  return {{64, "F32"}, {64, "TF32"}, {128, "F32"}, {128, "TF32"}, {0, "BF16"}, muon, soap, of_llama};
+  Kind with_factor = muon;
+  with_factor.has_factor = true;
+  if (is_short) return {{8, "F32"}, {8, "TF32"}, {0, "BF16"}, muon, with_factor, soap, of_llama};
+  return {{64, "F32"}, {64, "TF32"}, {128, "F32"}, {128, "TF32"}, {0, "BF16"}, muon, with_factor, soap, of_llama};
 }
 
 // As models.py has them.
@@ -68,7 +71,8 @@ std::vector<LayerSpec> Layers(const Kind& kind, bool is_short) {
 }
 
 std::string NameOf(const Kind& kind) {
-  if (!kind.has_statistics()) return absl::StrCat("step/cuda/", kind.method, kind.is_llama ? "_llama_1b" : "");
+  if (!kind.has_statistics())
+    return absl::StrCat("step/cuda/", kind.method, kind.is_llama ? "_llama_1b" : "", kind.has_factor ? "_factor" : "");
   const std::string factors = kind.rank == 0 ? "dense" : absl::StrCat("low_rank_", kind.rank);
   return absl::StrCat("step/cuda/", factors,
                       kind.products == "F32" ? "" : absl::StrCat("_", absl::AsciiStrToLower(kind.products)));
@@ -76,7 +80,8 @@ std::string NameOf(const Kind& kind) {
 
 MethodConfig ConfigOf(const Kind& kind) {
   MethodConfig config{kind.method, {}};
-  if (kind.method == "soap") config.options["max_factor_dim"] = static_cast<double>(kMostSoapSide);
+  if (kind.has_factor) config.options["input_factor"] = true;
+  if (kind.interval() > 0) config.options["max_factor_dim"] = static_cast<double>(kMostFactorSide);
   if (!kind.has_statistics()) return config;
   const int64_t rank = kind.rank;
   config.options["gamma"] = kGamma;
@@ -259,8 +264,9 @@ double LimitSeconds(const std::vector<LayerSpec>& layers, const Kind& kind, cons
     if (kind.method == "muon") {
       const double k = std::min(m, n);
       flops += 5 * (4 * k * k * std::max(m, n) + 2 * k * k * k);
+      if (kind.has_factor && n <= kMostFactorSide) flops += 2 * 4 * m * n * n;  // in TF32
     } else if (kind.method == "soap") {  // to the basis, back, and the covariance
-      for (const double side : {m, n}) flops += side <= kMostSoapSide ? 6 * m * n * side : 0;
+      for (const double side : {m, n}) flops += side <= kMostFactorSide ? 6 * m * n * side : 0;
     } else if (kind.rank == 0) {
       bytes += kFloat * (m * m + n * n) / 2;  // a triangle of each factor read
       flops += 2 * m * n * (m + n);

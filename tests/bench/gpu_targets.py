@@ -27,14 +27,14 @@ DEVICES = {H100: {**_ARITHMETIC, "HBM": 3.35e12}, H200: {**_ARITHMETIC, "HBM": 4
 OVERHEAD = 1.2  # a step of many layers reaches its limit but for a fifth: launches, tails of grids, reductions
 LAUNCH_SECONDS = 2e-6  # from the begin of a kernel to the begin of the next on its stream, however short it is
 # A step of ours takes at most so many times that in torch (step_peers.py).
-MOST_OF_TORCH = {"muon": 1.2, "muon_llama_1b": 1.2, "soap": 1.5, "mkor": 1.0}
+MOST_OF_TORCH = {"muon": 1.2, "muon_factor": 1.5, "muon_llama_1b": 1.2, "soap": 1.5, "mkor": 1.0}
 
 LAYERS = models.BERT_LARGE.layers
 LAUNCHES = 10  # of a dense step, whatever the layers of a shape
 # Launches of a step in low rank: norms, columns, cores, copies, answers, scale, and the calls of cuBLAS by FixedBatches; at
 # r = 64 a recompression besides.
 LOW_RANK_LAUNCHES = {64: 6 + 25 + 18, 128: 6 + 40}
-MOST_SOAP_SIDE = 2048
+MOST_FACTOR_SIDE = 2048
 F32_BYTES = 4
 GRADIENTS = sum(m * n for m, n in LAYERS)
 FACTORS = sum(m * m + n * n for m, n in LAYERS)
@@ -87,12 +87,16 @@ def _steps():
         # Five iterations of three products, and the momentum.
         flop = sum(5 * (4 * min(m, n) ** 2 * max(m, n) + 2 * min(m, n) ** 3) for m, n in layers)
         yield kind, "muon, BF16", {"BF16": flop}, 4 * F32_BYTES * sum(m * n for m, n in layers), 0
+        if kind == "muon":  # and with the factor of the default: a product with its inverse, and one for the covariance
+            tf32 = sum(4 * m * n * n for m, n in layers if n <= MOST_FACTOR_SIDE)  # at half the speed of bf16
+            yield "muon_factor", "muon with its factor, no refresh", {"BF16": flop + 2 * tf32}, 10 * F32_BYTES * GRADIENTS, 0
     # To the basis, back, and the covariance, for each side with a factor; two moments.
-    flop = sum(6 * m * n * side for m, n in LAYERS for side in (m, n) if side <= MOST_SOAP_SIDE)
+    flop = sum(6 * m * n * side for m, n in LAYERS for side in (m, n) if side <= MOST_FACTOR_SIDE)
     yield "soap", "soap, no refresh, TF32", {"TF32": flop}, 6 * F32_BYTES * GRADIENTS, 0
 
 
-def _peer(kind):
+def peer_of(kind):
+    """Returns the key in MOST_OF_TORCH of a kind of step."""
     return kind if kind in MOST_OF_TORCH else "mkor"
 
 
@@ -102,10 +106,10 @@ def _step_rows():
         claim = f"step of {models.of_step(kind).title}, {what}"
         yield _timed(f"step/cuda/{kind}", claim, "ms", flop, num_bytes, launches, OVERHEAD)
     for kind, what, _, _, _ in kinds:
-        yield _counted(f"step/cuda/{kind}/to_torch", f"time of the step over that in torch, {what}", "x", MOST_OF_TORCH[_peer(kind)],
+        yield _counted(f"step/cuda/{kind}/to_torch", f"time of the step over that in torch, {what}", "x", MOST_OF_TORCH[peer_of(kind)],
                        at_most=True)
     for kind, what, _, _, launches in kinds:
-        if launches:
+        if launches and not kind.endswith("_tf32"):  # which takes as many as F32
             yield _counted(f"step/cuda/{kind}/launches", f"launches of a steady step, {what}", "", launches, at_most=True)
 
 

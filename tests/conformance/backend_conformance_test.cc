@@ -186,8 +186,9 @@ TEST_F(BackendConformanceTest, ElementwiseOperationsMatchTheirDefinitions) {
     std::vector<double> scales;
     for (int64_t i = 0; i < rows; ++i) scales.push_back(0.25 + 0.5 * static_cast<double>(i));
     Guarded dx = Put(x), axpby = Put(y), rescaled = Put(y), both = Put(y), diagonal = Put(x), symmetric = Put(x),
-            in_place = Put(x), copied = Put(y);
+            in_place = Put(x), copied = Put(y), dy = Put(y), combined = Put(Dense(rows, cols, NAN));
     ASSERT_TRUE(backend_->Axpby(0.5, dx.view(), -2, axpby.view()).ok());
+    ASSERT_TRUE(backend_->Combine(0.5, dx.view(), -2, dy.view(), combined.view()).ok());
     ASSERT_TRUE(backend_->ScaleRows(scales, dx.view(), rescaled.view()).ok());
     ASSERT_TRUE(backend_->ScaleRows(scales, in_place.view(), in_place.view()).ok());
     ASSERT_TRUE(backend_->ScaleBothSides(scales, dx.view(), both.view()).ok());
@@ -197,6 +198,7 @@ TEST_F(BackendConformanceTest, ElementwiseOperationsMatchTheirDefinitions) {
     const Dense got_axpby = axpby.Read(), got_rows = rescaled.Read(), got_in_place = in_place.Read(),
                 got_both = both.Read(), got_diagonal = diagonal.Read(), got_symmetric = symmetric.Read();
     EXPECT_EQ(copied.Read().data, x.data);
+    EXPECT_EQ(combined.Read().data, got_axpby.data);
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < cols; ++j) {
         // Two or three roundings of the result's magnitude.
@@ -562,7 +564,7 @@ TEST_F(BackendConformanceTest, ShapeErrorsNameOperationAndOperand) {
   const std::vector<std::pair<absl::Status, std::vector<std::string>>> cases = {
       {backend_->Gemm(1, a.view(), Transpose::kNo, b.view(), Transpose::kNo, 0, c.view()), {"Gemm", ": a:", "[3, 4]"}},
       {backend_->Gemm(1, c.view(), Transpose::kNo, b.view(), Transpose::kNo, 0, c.view()), {"Gemm", ": b:"}},
-      {backend_->Axpby(1, a.view(), 0, c.view()), {"Axpby", ": y:", "expected [3, 4], got [4, 4]"}},
+      {backend_->Axpby(1, a.view(), 0, c.view()), {"Combine", ": y:", "expected [3, 4], got [4, 4]"}},
       {backend_->Copy(a.view(), c.view()), {"Copy", "to"}},
       {backend_->Upload(a.view(), c.view()), {"Upload", "device"}},
       {backend_->Download(a.view(), c.view()), {"Download", "host"}},

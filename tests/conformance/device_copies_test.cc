@@ -99,7 +99,7 @@ TEST_F(DeviceCopiesTest, ADownloadSeesAllThatWasLaunchedBeforeIt) {
     ASSERT_TRUE(backend_->Upload(Row(ones), x.view()).ok());
     for (int step = 1; step <= 5; ++step) {
       KeepBusy();
-      ASSERT_TRUE(backend_->ScaleBy(2, x.view()).ok());
+      ASSERT_TRUE(backend_->ScaleBy(2, x.view(), x.view()).ok());
       EXPECT_TRUE(ToHost(x) == std::vector<float>(static_cast<size_t>(count), static_cast<float>(1 << step)))
           << count << " elements, step " << step;
     }
@@ -121,8 +121,8 @@ TEST_F(DeviceCopiesTest, ThreadsCopyInBothDirectionsAtOnce) {
         absl::StatusOr<DeviceMatrix> x = backend_->Allocate(1, count);
         absl::Status status = x.status();
         if (status.ok()) status = backend_->Upload(Row(sent), x->view());
-        if (status.ok()) status = backend_->ScaleBy(-1, x->view());
-        if (status.ok()) status = backend_->ScaleBy(.5, x->view());
+        if (status.ok()) status = backend_->ScaleBy(-1, x->view(), x->view());
+        if (status.ok()) status = backend_->ScaleBy(.5, x->view(), x->view());
         if (status.ok()) status = backend_->Download(x->view(), Row(got));
         for (size_t i = 0; status.ok() && i < got.size(); ++i) {
           if (got[i] != -.5f * sent[i]) status = absl::DataLossError(absl::StrCat("element ", i, ": ", got[i]));

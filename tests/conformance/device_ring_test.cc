@@ -94,7 +94,7 @@ class DeviceRingTest : public testing::Test {
     const std::vector<float> values = Normal(kCount, seed);
     DeviceMatrix x = backend_->Allocate(kRows, kCols).value();
     ASSERT_TRUE(backend_->Upload(Matrix(values), x.view()).ok());
-    ASSERT_TRUE(backend_->ScaleBy(2, x.view()).ok());
+    ASSERT_TRUE(backend_->ScaleBy(2, x.view(), x.view()).ok());
     const auto mark = plane_->Record(backend_->stream());
     ASSERT_TRUE(mark.ok()) << mark.status();
     for (absl::StatusOr<bool> reached = false; !*reached;) {

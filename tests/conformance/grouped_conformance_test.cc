@@ -144,6 +144,7 @@ class Case {
       case ElementwiseKind::kDivideByRoot:
         e.beta = 1e-3;
         [[fallthrough]];
+      case ElementwiseKind::kAxpby:
       case ElementwiseKind::kMultiply: {
         const MatrixView v = Add(m, n);
         EXPECT_TRUE(backend_.MultiplyElements(1.0, v, v, 0.0, v).ok());
@@ -151,8 +152,6 @@ class Case {
         e.v = v;
         break;
       }
-      case ElementwiseKind::kAxpby:
-        break;
       default:
         m = n;
     }

@@ -271,6 +271,8 @@ class FullTest(ImageCase):
         # CUDA's libraries are there, in packages of Python's; the driver is not, as CUDA itself then says.
         said = in_image("localhost/trixie-python", "sh", "-c", "precondor-server --backend=cuda 2>&1 || echo exit $?")
         self.assertRegex(said, "(?s)driver.*exit 1" if has_cuda else "(?s)no CUDA backend.*exit 1")
+        said = in_image("localhost/trixie-python", "sh", "-c", "python3 -c 'import precondor; precondor.cuda_device_id(0)' 2>&1; true")
+        self.assertRegex(said, "UnavailableError: .*(driver|no CUDA backend)")
 
     def test_client_image(self):
         """From the wheel, without the network: the training loop of docs/use/python.md from another host than the server's."""

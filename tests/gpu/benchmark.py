@@ -130,15 +130,14 @@ def run_script(runner, script):
     found = [message for message in map(_message, lines) if message and "name" in message]
     for row in found:
         runner.row(script.name, row)
+        if not runner.short:  # whose layers are not those of the peer
+            _compare(runner, script, row)
     if status != 0:
         reason = f"not done after {seconds:.4g} s" if status is None else judge.exit_reason(status)
         return {"status": FAILED, "reason": ": ".join([reason, *lines[-1:]]), "rows": len(found)}
     missing = next((line for line in lines if line.startswith("no ")), None)
     if not found:
         return {"status": SKIPPED, "reason": missing} if missing else {"status": FAILED, "reason": "it wrote no row"}
-    if not runner.short:  # whose layers are not those of the peer
-        for row in found:
-            _compare(runner, script, row)
     return {"status": PASSED, "rows": len(found)}
 
 
@@ -148,7 +147,7 @@ def _compare(runner, script, peer):
     for name, ours in _our_steps(runner).items():
         of_ours = next((one for beginning, one in phases.PEERS.items() if name.startswith(beginning)), None)
         if of_ours == kind and "/" not in name:
-            ratio, most = ours / peer["value"], gpu_targets.MOST_OF_TORCH[kind]
+            ratio, most = ours / peer["value"], gpu_targets.MOST_OF_TORCH[gpu_targets.peer_of(name)]
             runner.row(script.name, {**rows.row(f"{STEP}{name}/to_torch", ratio, "x"), "target": most, "pass": ratio <= most})
 
 

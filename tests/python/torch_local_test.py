@@ -5,8 +5,10 @@
 "The same" is to the bit, and as a server on one device answers layers that rank layer % ranks sends.
 """
 
+import contextlib
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import tempfile
@@ -186,8 +188,10 @@ class TorchLocalTest(LocalCase):
             (self.folder / "new").write_text("0\n", encoding="utf-8")
             with self.assertLogs("precondor", "WARNING"):
                 (self.folder / "new").rename(lost)
-                self.assertEqual(worker.precondition(1, 0, gradient, 1).result().decision, "SKIP")
+                answer = worker.precondition(1, 0, gradient, 1)
+                wait_for("the loss", lambda: answer.ready() or one.pids[-1] != before)
                 lost.unlink()
+                self.assertIn(answer.result().decision, ("SKIP", "PRECONDITIONED"))  # of the lost device, or after its shard's return
                 wait_for("another process", lambda: one.pids[-1] != before)
             self.assertEqual(worker.precondition(2, 0, gradient, 1).result().decision, "PRECONDITIONED")
 
@@ -195,15 +199,21 @@ class TorchLocalTest(LocalCase):
         with self.assertRaisesRegex(precondor.UnavailableError, "end with status 1: .*cannot start.*CUDA devices: cudaErrorNoDevice"):
             server.LocalServer(gpus={"GPU-0": "64MiB"}, timeout=TIMEOUT_S)
 
-    def test_a_model_that_moves_to_its_gpu_later_is_told(self):
-        model = nn.Linear(4, 3)
-        pre = precondor.torch.Preconditioner(model, "local", method="muon", client=precondor.ClientOptions(connect_timeout=TIMEOUT_S))
-        with pre, host_as_device(), warnings.catch_warnings(record=True) as caught:
-            pre.make_optimizer(0.1)
-            model(torch.ones(2, 4)).sum().backward()
-            pre.step()
-            self.assertEqual(pre.device_plane()["backends"], ["cpu"])  # without a driver; with one it has no ring
-        self.assertIn("the model is on a GPU, and a server computes on the CPU", " ".join(str(one.message) for one in caught))
+    def test_gradients_that_leave_their_gpu_are_told(self):
+        """The model moved to its GPU after the Preconditioner was made; gradients in bf16."""
+        for later, options, told in ((True, {}, "the model is on a GPU, and a server computes on the CPU"),
+                                     (False, {"gradient_dtype": "bf16"}, "through the host's memory: gradient_dtype: expected F32.*cuda.md.$")):
+            model = nn.Linear(4, 3)
+            with contextlib.ExitStack() as stack, warnings.catch_warnings(record=True) as caught:
+                if not later:
+                    stack.enter_context(host_as_device())
+                pre = stack.enter_context(precondor.torch.Preconditioner(
+                    model, "local", method="muon", client=precondor.ClientOptions(connect_timeout=TIMEOUT_S), **options))
+                stack.enter_context(host_as_device())
+                pre.make_optimizer(0.1)
+                model(torch.ones(2, 4)).sum().backward()
+                pre.step()
+            self.assertEqual([bool(re.search(told, str(one.message))) for one in caught], [True], [str(one.message) for one in caught])
 
     def test_names_of_gpus(self):
         weight = torch.zeros(1)

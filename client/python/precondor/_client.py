@@ -347,6 +347,7 @@ class Worker:
         """Returns "" if the layer's gradients in this device's memory may stay there, or if that is not known yet;
         otherwise the reason why they go through the host while the connection to the shard lasts. Raises NotFoundError
         if the session has no such layer."""
+        _cuda_libraries.preload()
         return self._core.device_plane_status(layer, device)
 
     @_names_arguments

@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import fcntl
 import logging
+import math
 import os
 import pathlib
 import shutil
@@ -33,6 +34,7 @@ _OF_COORDINATOR = ("metrics-listen", "metrics-port-file")  # processes cannot sh
 _LOCK = "lock"  # file in the folder, of the coordinator; those of shards begin with it
 _MOST_RESTARTS = 3  # of a process within _RESTARTS_S
 _RESTARTS_S = 3600.0
+_QUICK_END_S = 5.0
 _VARIABLES = "PRECONDOR_"  # options of precondor-server in the environment begin with it
 
 
@@ -71,10 +73,14 @@ class _ServerGroup:
         """Starts the process again whenever it ends. If it has ended too often, ends all of the server, so that nothing waits for it.
         Returns when the server ends."""
         name = "a shard" if place else "the coordinator"
+        began = -math.inf
         while True:
             status = self.all[place].wait()
             if not self._may_restart(place):
                 return self._give_up(status)
+            if time.monotonic() - began < _QUICK_END_S:  # what ends it again, such as a fault of its GPU, may pass
+                self._ended.wait(_QUICK_END_S)
+            began = time.monotonic()
             try:
                 _log.warning("%s of the local server has ended %s, and is started again", name, _how(status))
                 started = start()
@@ -340,7 +346,7 @@ class _ServerCommand:
                                    env=self._environment, cwd=self._folder, text=True, errors="replace", timeout=_REASON_S, check=False)
         except subprocess.TimeoutExpired:
             return "see its log on standard error"
-        return " | ".join(again.stderr.strip().splitlines()[-_REASON_LINES:])
+        return " | ".join(again.stderr.strip().splitlines()[-_REASON_LINES:]) or "see its log on standard error"
 
 
 def _is_of_coordinator(argument: str) -> bool:

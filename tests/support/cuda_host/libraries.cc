@@ -148,7 +148,8 @@ void ForEachElement(const Product& product, void* c, cudaDataType c_type, Value 
 float ChangeOf(int64_t count, cudaDataType type) {
   return (type == CUDA_R_16BF ? 0x1p-8f : 0x1p-20f) * (count % 2 == 0 ? 1.0f : -1.0f);
 }
-void ChangeByCompany(int64_t count, int64_t rows, int64_t cols, float* x, int64_t stride) {
+template <typename T>
+void ChangeByCompany(int64_t count, int64_t rows, int64_t cols, T* x, int64_t stride) {
   if (!host::libraries.company_changes_bits) return;
   for (int64_t j = 0; j < cols; ++j) {
     for (int64_t i = 0; i < rows; ++i) x[j * stride + i] *= 1 + ChangeOf(count, CUDA_R_32F);
@@ -319,6 +320,46 @@ cublasStatus_t cublasStrsm_v2_64(cublasHandle_t handle, cublasSideMode_t side, c
   });
 }
 
+cublasStatus_t cublasDtrsmBatched_64(cublasHandle_t handle, cublasSideMode_t side, cublasFillMode_t uplo,
+                                     cublasOperation_t op, cublasDiagType_t diag, int64_t m, int64_t n,
+                                     const double* alpha, const double* const a[], int64_t lda, double* const b[],
+                                     int64_t ldb, int64_t count) {
+  return Put(handle, [=, alpha = *alpha] {
+    for (int64_t at = 0; at < count; ++at) {
+      if (at + 1 < count && b[at] == b[at + 1]) continue;
+      cblas_dtrsm(CblasColMajor, Blas(side), Blas(uplo), Blas(op), Blas(diag), m, n, alpha, a[at], lda, b[at], ldb);
+      ChangeByCompany(count, m, n, b[at], ldb);
+    }
+  });
+}
+cublasStatus_t cublasDtrsm_v2_64(cublasHandle_t handle, cublasSideMode_t side, cublasFillMode_t uplo,
+                                 cublasOperation_t op, cublasDiagType_t diag, int64_t m, int64_t n, const double* alpha,
+                                 const double* a, int64_t lda, double* b, int64_t ldb) {
+  return Put(handle, [=, alpha = *alpha] {
+    cblas_dtrsm(CblasColMajor, Blas(side), Blas(uplo), Blas(op), Blas(diag), m, n, alpha, a, lda, b, ldb);
+  });
+}
+
+cublasStatus_t cublasDgemmBatched_64(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int64_t m,
+                                     int64_t n, int64_t k, const double* alpha, const double* const a[], int64_t lda,
+                                     const double* const b[], int64_t ldb, const double* beta, double* const c[],
+                                     int64_t ldc, int64_t count) {
+  return Put(handle, [=, alpha = *alpha, beta = *beta] {
+    for (int64_t at = 0; at < count; ++at) {
+      if (at + 1 < count && c[at] == c[at + 1]) continue;
+      cblas_dgemm(CblasColMajor, Blas(op_a), Blas(op_b), m, n, k, alpha, a[at], lda, b[at], ldb, beta, c[at], ldc);
+      ChangeByCompany(count, m, n, c[at], ldc);
+    }
+  });
+}
+cublasStatus_t cublasDgemm_v2_64(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int64_t m,
+                                 int64_t n, int64_t k, const double* alpha, const double* a, int64_t lda,
+                                 const double* b, int64_t ldb, const double* beta, double* c, int64_t ldc) {
+  return Put(handle, [=, alpha = *alpha, beta = *beta] {
+    cblas_dgemm(CblasColMajor, Blas(op_a), Blas(op_b), m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+  });
+}
+
 cusolverStatus_t cusolverDnCreate(cusolverDnHandle_t* handle) {
   const cudaError_t error = New(*handle);
   if (error == cudaErrorMemoryAllocation) return CUSOLVER_STATUS_ALLOC_FAILED;
@@ -359,12 +400,15 @@ cusolverStatus_t cusolverDnDpotrf(cusolverDnHandle_t handle, cublasFillMode_t up
                                   int, int* info) {
   return Put(handle, [=] { dpotrf_(Lapack(uplo), &n, a, &lda, info); });
 }
-cusolverStatus_t cusolverDnDpotri_bufferSize(cusolverDnHandle_t, cublasFillMode_t, int, double*, int, int* size) {
-  return Size(0, size);
-}
-cusolverStatus_t cusolverDnDpotri(cusolverDnHandle_t handle, cublasFillMode_t uplo, int n, double* a, int lda, double*,
-                                  int, int* info) {
-  return Put(handle, [=] { dpotri_(Lapack(uplo), &n, a, &lda, info); });
+cusolverStatus_t cusolverDnDpotrfBatched(cusolverDnHandle_t handle, cublasFillMode_t uplo, int n, double* a[], int lda,
+                                         int* infos, int count) {
+  return Put(handle, [=] {
+    for (int at = 0; at < count; ++at) {
+      if (at + 1 < count && a[at] == a[at + 1]) continue;
+      dpotrf_(Lapack(uplo), &n, a[at], &lda, infos + at);
+      ChangeByCompany(count, n, n, a[at], lda);
+    }
+  });
 }
 
 cusolverStatus_t cusolverDnDsyevd_bufferSize(cusolverDnHandle_t, cusolverEigMode_t, cublasFillMode_t, int n,

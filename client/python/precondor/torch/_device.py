@@ -9,8 +9,9 @@ import os
 import sys
 import uuid
 import warnings
-from typing import Any, Iterable, Mapping, Optional
+from typing import Any, Iterable, List, Mapping, Optional, Sequence
 
+import numpy as np
 import torch
 
 from .._client import cuda_device_id
@@ -36,7 +37,7 @@ def _identity_of(device: int) -> bytes:
     try:
         return cuda_device_id(device)
     except PrecondorError as error:
-        warnings.warn(f"Preconditioner: gradients leave CUDA device {device}: {error}")
+        warnings.warn(f"Preconditioner: gradients leave CUDA device {device}: {error.message}")
         return b""
 
 
@@ -68,6 +69,14 @@ def synchronize(tensor: torch.Tensor) -> None:
     torch.cuda.current_stream(tensor.device).synchronize()
 
 
+def to_host(tensors: Sequence[torch.Tensor]) -> List[np.ndarray]:
+    """Returns copies, or the tensors' own memory if it is the host's. Waits once for each CUDA device."""
+    copies = [one.to("cpu", non_blocking=one.is_cuda) for one in tensors]
+    for device in {one.device for one in tensors if one.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+    return [one.numpy() for one in copies]
+
+
 def matrix(tensor: torch.Tensor) -> Any:
     """Returns an object with `__cuda_array_interface__` for the tensor."""
     return tensor
@@ -95,8 +104,9 @@ def tell_servers(plane: Mapping[str, Any], weights: Iterable[torch.Tensor], firs
         warnings.warn("Preconditioner: the model is on a GPU, and a server computes on the CPU, which takes many times as long. "
                       "Its log says why: there is no GPU where it runs, or no CUDA backend (pip install 'precondor[cuda]')")
     elif own and through_host:
-        warnings.warn(f"Preconditioner: {through_host}, which takes many times as long as on it. Make the Preconditioner when the "
-                      "model is on its GPU, one GPU in each process (docs/operate/cuda.md)")
+        moved = "offers no ring" in through_host or "another device" in through_host
+        warnings.warn(f"Preconditioner: {through_host}. That takes many times as long as on it (docs/operate/cuda.md)" +
+                      (". Make the Preconditioner when the model is on its GPU, one GPU in each process" if moved else ""))
 
 
 def _tell(line: str) -> None:

@@ -83,7 +83,7 @@ class Pair:
         self._samples += samples
 
     def finish(self, loss_scale: float) -> Tuple[torch.Tensor, torch.Tensor, int]:
-        """Returns both sides, in host memory once the device's stream has been waited for, and the number of rows."""
+        """Returns both sides and the number of rows."""
         return self._a.finish(1.0), self._g.finish(self._samples / loss_scale), self._a.rows
 
 
@@ -303,12 +303,10 @@ class Exchange:
                 slot.value.masked_fill_(slot.untouched.to(slot.value.device), 0.0)
 
     def _finish(self, pairs: Mapping[int, Pair], places: Iterable[int], loss_scale: float) -> Dict[int, Joined]:
-        """Returns the statistics of these layers, if there are any, and waits once for each device."""
+        """Returns the statistics of those of these layers that have some."""
         finished = {place: pairs[place].finish(loss_scale) for place in places if place in pairs}
-        weights = [self._slots[place].matrix.weight for place in finished]
-        for weight in {weight.device: weight for weight in weights if _device.ordinal(weight) is not None}.values():
-            _device.synchronize(weight)
-        return {place: (a.numpy(), g.numpy(), rows) for place, (a, g, rows) in finished.items()}
+        sides = iter(_device.to_host([side for a, g, _ in finished.values() for side in (a, g)]))
+        return {place: (next(sides), next(sides), rows) for place, (_, _, rows) in finished.items()}
 
     def _send_statistics(self, step: int, slot: Slot, statistics: Optional[Joined]) -> None:
         if statistics is not None:

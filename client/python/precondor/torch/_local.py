@@ -74,7 +74,7 @@ class JobServer:
             try:
                 made = server.LocalServer(arguments, gpus=gpus, timeout=_START_S if gpus else 30.0)
             except UnavailableError as error:
-                raise UnavailableError(error.message, error.code, error.reason, _ADVICE if len(gpus) > 1 else error.advice) from None
+                raise UnavailableError(error.message, error.code, error.reason, error.advice or (_ADVICE if len(gpus) > 1 else "")) from None
             made.limits = ", ".join(f"{_text(limit)} of {name}" for name, limit in gpus.items()) or str(self._memory or "8GiB")
             return made
 

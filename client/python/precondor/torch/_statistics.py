@@ -47,18 +47,17 @@ class Vectors:
             ones = torch.full((1, 1), float(n), dtype=torch.float32, device=rows.device)
         else:
             weights = torch.from_numpy(self._signs(self.rows, n))
-            if rows.device.type == "cuda":  # a copy from other memory would wait for the device
-                weights = weights.pin_memory()
-            weights = weights.to(rows.device, non_blocking=True)
+            if rows.is_cuda:  # a copy from other memory would wait for the device
+                weights = weights.pin_memory().to(rows.device, non_blocking=True)
+            weights = weights.to(rows.device)
             total = weights @ rows
             ones = weights.sum(1, keepdim=True)
         return torch.cat([total, ones], dim=1) if self._ones else total
 
     def finish(self, row_scale: float) -> torch.Tensor:
-        """Returns f32 [k, d] for Worker.send_statistics, in host memory, where it is once the device's stream has been waited for.
-        Precondition: at least one row was added."""
+        """Returns f32 [k, d] for Worker.send_statistics, on the rows' device. Precondition: at least one row was added."""
         divisor = self.rows if self._signs is None else math.sqrt(self.rows)
-        return (self._sum * (row_scale / divisor)).to("cpu", non_blocking=True)
+        return self._sum * (row_scale / divisor)
 
 
 class Covariance:
@@ -86,7 +85,7 @@ class Covariance:
         self._parts = []
 
     def finish(self, row_scale: float) -> torch.Tensor:
-        """Returns f32 [n, d] or [1, d (d + 1) / 2] for Worker.send_statistics. Precondition: at least one row was
+        """Returns f32 [n, d] or [1, d (d + 1) / 2] for Worker.send_statistics, in host memory. Precondition: at least one row was
         added."""
         if self._moment is None:
             return (torch.cat(self._parts) * row_scale).cpu()

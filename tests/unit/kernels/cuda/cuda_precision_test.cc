@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <deque>
 #include <limits>
 #include <memory>
@@ -18,10 +19,12 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/grouped_operations.h"
+#include "kernels/cuda/launch_count.h"
 #include "kernels/grouping/grouping_backend.h"
 #include "kernels/methods/registry.h"
 #include "tests/reference/muon.h"
 #include "tests/reference/soap.h"
+#include "tests/support/cuda_host/cuda_host.h"
 #include "tests/support/cuda_host/libraries.h"
 #include "tests/support/gradient_stream.h"
 #include "tests/support/method_driver.h"
@@ -251,9 +254,68 @@ TEST(CudaPrecisionTest, IterationsHaveTheSameBitsInAnyCompanyAndParts) {
   cuda_host::libraries.company_changes_bits = false;
 }
 
+// The matrices have two sizes; one is not positive definite and one not finite. The others have the bits that they have
+// alone, whatever the parts, and calls do not wait for each other.
+TEST(CudaPrecisionTest, LargeInversesHaveTheSameBitsInAnyCompanyAndParts) {
+  cuda_host::libraries.company_changes_bits = true;
+  const std::unique_ptr<cuda::Device> device = cuda::Device::Make(0, std::numeric_limits<int64_t>::max()).value();
+  constexpr size_t kJobs = 6, kIndefinite = 2, kNotFinite = 3;
+  const auto rows = [](size_t i) { return int64_t{i % 2 == 0 ? 270 : 259}; };
+  std::deque<std::vector<float>> inputs;
+  for (size_t i = 0; i < kJobs; ++i) {
+    const int64_t n = rows(i);
+    const reference::Dense x = RandomDense(n / 2, n, i);
+    std::vector<float>& a = inputs.emplace_back(ToFloats(reference::Product(reference::Transposed(x), x).data));
+    for (int64_t j = 0; j < n; ++j) a[static_cast<size_t>(j * (n + 1))] += 20;
+    if (i == kIndefinite) a[static_cast<size_t>(9 * (n + 1))] = -1;
+    if (i == kNotFinite) a[static_cast<size_t>(7 * n + 3)] = NAN;
+  }
+  const auto invert = [&](const std::vector<size_t>& which, int64_t most_scratch_bytes) {
+    std::deque<cuda::DeviceArray<float>> matrices;
+    std::deque<operation::SpdInverse> inverses;
+    std::vector<const operation::SpdInverse*> some;
+    for (const size_t i : which) {
+      const MatrixView x(matrices.emplace_back(device->Send(absl::MakeConstSpan(inputs[i])).value()).data(), rows(i),
+                         rows(i));
+      some.push_back(&inverses.emplace_back(operation::SpdInverse{x, x}));
+    }
+    std::vector<absl::Status> statuses(which.size());
+    EXPECT_TRUE(cuda::RunLarge(*device, some, absl::MakeSpan(statuses), most_scratch_bytes).ok());
+    std::vector<std::vector<float>> results;
+    for (size_t at = 0; at < which.size(); ++at) {
+      const size_t i = which[at];
+      std::vector<float>& result = results.emplace_back(inputs[i].size());
+      EXPECT_TRUE(device->Receive(matrices[at], absl::MakeSpan(result)).ok());
+      EXPECT_EQ(statuses[at].message(),
+                i == kIndefinite  ? "SpdInverse: a: expected positive definite, but leading minor 10 of 270 is not"
+                : i == kNotFinite ? "SpdInverse: a: expected finite elements"
+                                  : "");
+      if (statuses[at].ok()) continue;
+      EXPECT_EQ(std::memcmp(result.data(), inputs[i].data(), result.size() * sizeof(float)), 0) << "unchanged";
+    }
+    return results;
+  };
+  std::vector<std::vector<float>> alone;
+  for (size_t i = 0; i < kJobs; ++i) alone.push_back(invert({i}, int64_t{1} << 30)[0]);
+  for (const int64_t most_scratch_bytes : {int64_t{1} << 30, int64_t{3} << 20, int64_t{1}}) {
+    const int64_t launches = cuda::launch_count, waits = cuda_host::Waits();
+    const auto together = invert({0, 1, 2, 3, 4, 5}, most_scratch_bytes);
+    if (most_scratch_bytes > int64_t{1} << 29) {
+      EXPECT_EQ(cuda::launch_count - launches, 2 + 2 * 3);
+      EXPECT_EQ(cuda_host::Waits() - waits, 1 + static_cast<int64_t>(kJobs))
+          << "for the outcomes, and for the results here";
+    }
+    for (size_t i = 0; i < kJobs; ++i) {
+      if (i == kIndefinite || i == kNotFinite) continue;
+      EXPECT_EQ(together[i], alone[i]) << i << " with " << most_scratch_bytes;
+    }
+  }
+  cuda_host::libraries.company_changes_bits = false;
+}
+
 // Layers of one shape have the same bits alone, in company and again, although the library may compute other bits in a
 // batch of another size. A gradient that is not finite has the error that it has alone, and changes no other answer.
-void ExpectTheSameInCompany(const MethodConfig& config, int steps) {
+void ExpectTheSameInCompany(const MethodConfig& config, int steps, int64_t d_in = 14) {
   const std::unique_ptr<Backend> backend = MakeGroupingBackend(MakeCudaBackend({}).value(), {});
   const std::unique_ptr<Method> method = MakeMethod(config).value();
   constexpr int kLayers = 3;
@@ -262,13 +324,13 @@ void ExpectTheSameInCompany(const MethodConfig& config, int steps) {
     TaskGroup tasks(*backend);
     std::vector<std::unique_ptr<LayerDriver>> drivers;
     for (int i = 0; i < kLayers; ++i)
-      drivers.push_back(std::make_unique<LayerDriver>(*method, LayerSpec{"any", 9, 14}, *backend));
+      drivers.push_back(std::make_unique<LayerDriver>(*method, LayerSpec{"any", 9, d_in}, *backend));
     answers[together].resize(kLayers);
     for (int step = 0; step < steps; ++step) {
       // soap's first gradient takes eigenvectors, of which the library promises no bits in company.
       cuda_host::libraries.company_changes_bits = step > 0;
       const auto run = [&](int i) {
-        reference::Vector d = VectorStream(Stream::kCorrelated, 14, 3 * step + i).Gaussian(9 * 14);
+        reference::Vector d = VectorStream(Stream::kCorrelated, 14, 3 * step + i).Gaussian(9 * d_in);
         if (step == steps / 3 && i == 1) d[5] = together ? NAN : INFINITY;
         const absl::StatusOr<reference::Vector> u = drivers[i]->Precondition(d);
         EXPECT_EQ(u.ok(), step != steps / 3 || i != 1) << u.status();
@@ -294,6 +356,9 @@ void ExpectTheSameInCompany(const MethodConfig& config, int steps) {
 
 TEST(CudaPrecisionTest, AnswersDoNotDependOnTheirCompany) {
   ExpectTheSameInCompany({"muon", {}}, 3);
+  for (const int64_t d_in : {14, 270}) {
+    ExpectTheSameInCompany({"muon", {{"input_factor", true}, {"refresh_interval", 2.0}}}, 6, d_in);
+  }
   ExpectTheSameInCompany({"soap", {{"refresh_interval", 2.0}}}, 9);
   ExpectTheSameInCompany({"soap", {{"rule", std::string("SHAMPOO")}}}, 3);
 }
