@@ -56,7 +56,7 @@ LayerCost CostOf(const SessionSpec& spec, const Method& method, uint32_t index) 
 
 Reservation Reserved(const Session& session, absl::Span<const uint32_t> layers) {
   return ComputeReservation(session.input.spec, session.methods, layers, kDefaultWindowSteps,
-                            static_cast<int>(session.input.threads));
+                            static_cast<int>(session.input.threads), session.input.shard_memory_bytes);
 }
 
 struct Placed {

@@ -16,8 +16,10 @@ class Executor {
   using Task = std::function<void()>;
   virtual ~Executor() = default;
   virtual uint64_t NewStrand() = 0;
-  // Returns a new strand of `session`. An executor should not let a session wait for the work of other sessions.
-  virtual uint64_t NewStrandOf([[maybe_unused]] uint64_t session) { return NewStrand(); }
+  // Returns a new strand of `session`, of whose strands at most `at_once` run at once, at most parallelism() in any
+  // case. All strands of a session have the same limit. An executor should not let a session wait for the work of other
+  // sessions.
+  virtual uint64_t NewStrandOf([[maybe_unused]] uint64_t session, [[maybe_unused]] int at_once) { return NewStrand(); }
   virtual void Post(uint64_t strand, Task task) = 0;
   // Posts work that no thread waits for yet. Such tasks run in any order, beside the strands, which have priority for
   // processors. Precondition: the task posts nothing.
@@ -25,7 +27,6 @@ class Executor {
   // Returns when every task of a strand posted before the call has run.
   virtual void Drain() = 0;
   // Returns how many tasks of one session's strands may run at once, at least 1; as many may run in the background.
-  // Each session reserves its scratch memory that many times.
   virtual int parallelism() const = 0;
 };
 

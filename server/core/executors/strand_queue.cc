@@ -1,7 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/core/executors/strand_queue.h"
 
+#include <algorithm>
+
 namespace precondor {
+
+uint64_t StrandQueue::NewStrand(uint64_t session, int at_once) {
+  const uint64_t strand = (session % (1 << 24) << kNumberBits) + ++last_strand_;
+  if (at_once < max_tasks_per_session_) {
+    limits_.insert_or_assign(SessionOf(strand), std::max(at_once, 1));
+  } else {
+    limits_.erase(SessionOf(strand));
+  }
+  return strand;
+}
 
 bool StrandQueue::Push(uint64_t strand, Task task) {
   auto [entry, fresh] = strands_.try_emplace(strand);
@@ -12,14 +24,20 @@ bool StrandQueue::Push(uint64_t strand, Task task) {
 }
 
 void StrandQueue::MakeReady(uint64_t strand) {
-  Session& session = sessions_[SessionOf(strand)];
+  const auto [entry, fresh] = sessions_.try_emplace(SessionOf(strand));
+  Session& session = entry->second;
+  if (fresh) {
+    const auto limit = limits_.find(SessionOf(strand));
+    session.at_once = limit == limits_.end() ? max_tasks_per_session_ : limit->second;
+  }
   if (session.ready.empty()) turns_.push_back(SessionOf(strand));
   session.ready.push_back(strand);
 }
 
 size_t StrandQueue::FirstTurn(int running) const {
   size_t turn = 0;
-  while (turn < turns_.size() && sessions_.at(turns_[turn]).running >= running) ++turn;
+  const auto is_busy = [&](const Session& session) { return session.running >= std::min(running, session.at_once); };
+  while (turn < turns_.size() && is_busy(sessions_.at(turns_[turn]))) ++turn;
   return turn;
 }
 

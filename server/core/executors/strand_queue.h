@@ -25,9 +25,9 @@ class StrandQueue {
   // `max_tasks_per_session` is the number of tasks of one session that may run at once.
   explicit StrandQueue(int max_tasks_per_session) : max_tasks_per_session_(max_tasks_per_session) {}
 
-  // Returns a new strand. Its number includes the session's: sessions whose ids are equal in the last 24 bits share
-  // turns.
-  uint64_t NewStrand(uint64_t session) { return (session % (1 << 24) << kNumberBits) + ++last_strand_; }
+  // Returns a new strand of a session with at most `at_once` tasks running. Its number includes the session's: sessions
+  // whose ids are equal in the last 24 bits share turns and the last one's limit.
+  uint64_t NewStrand(uint64_t session, int at_once);
   // Queues a task. Returns true if this makes the strand ready. Otherwise it is ready already, or Finish makes it ready
   // after its running task.
   bool Push(uint64_t strand, Task task);
@@ -51,6 +51,7 @@ class StrandQueue {
   struct Session {
     std::deque<uint64_t> ready;  // strands with a task that no thread runs
     int running = 0;
+    int at_once = 0;
   };
 
   static uint64_t SessionOf(uint64_t strand) { return strand >> kNumberBits; }
@@ -66,7 +67,8 @@ class StrandQueue {
   // small.
   absl::flat_hash_map<uint64_t, std::deque<Task>> strands_;
   absl::flat_hash_map<uint64_t, Session> sessions_;
-  std::deque<uint64_t> turns_;  // sessions with ready strands
+  std::deque<uint64_t> turns_;                 // sessions with ready strands
+  absl::flat_hash_map<uint64_t, int> limits_;  // of sessions with less than max_tasks_per_session_
   int running_ = 0;
 };
 

@@ -103,9 +103,9 @@ ThreadPoolExecutor::~ThreadPoolExecutor() {
   background_.Stop();
 }
 
-uint64_t ThreadPoolExecutor::NewStrandOf(uint64_t session) {
+uint64_t ThreadPoolExecutor::NewStrandOf(uint64_t session, int at_once) {
   MutexLock lock(mu_);
-  return strands_.NewStrand(session);
+  return strands_.NewStrand(session, at_once);
 }
 
 void ThreadPoolExecutor::Post(uint64_t strand, Task task) {

@@ -81,8 +81,8 @@ class ThreadPoolExecutor final : public Executor, private FiberScheduler {
   ThreadPoolExecutor(const ThreadPoolExecutor&) = delete;
   ThreadPoolExecutor& operator=(const ThreadPoolExecutor&) = delete;
 
-  uint64_t NewStrand() override { return NewStrandOf(0); }
-  uint64_t NewStrandOf(uint64_t session) override;
+  uint64_t NewStrand() override { return NewStrandOf(0, tasks_at_once_); }
+  uint64_t NewStrandOf(uint64_t session, int at_once) override;
   void Post(uint64_t strand, Task task) override;
   void PostBackground(Task task) override { background_.Post(std::move(task)); }
   // Wakes a thread if a posted task needs one. For TaskBatch.

@@ -71,7 +71,7 @@ LayerDriver::LayerDriver(std::shared_ptr<SessionContext> session, uint32_t layer
     : session_(std::move(session)),
       layer_(layer),
       executor_(session_->shard->executor),
-      strand_(executor_.NewStrandOf(session_->session_id)),
+      strand_(executor_.NewStrandOf(session_->session_id, session_->layers_at_once)),
       worker_(*session_, layer, std::move(state)),
       journal_(*session_, layer, install.rollback_epoch),
       machine_(RulesOf(*session_, layer), install.epoch, install.rollback_epoch, install.members),

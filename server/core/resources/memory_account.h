@@ -23,6 +23,7 @@ class MemoryAccount {
   void Release(int64_t bytes);
   int64_t reserved() const;
   int64_t capacity() const { return capacity_; }
+  int64_t free() const { return capacity_ - reserved(); }
 
  private:
   void Report() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

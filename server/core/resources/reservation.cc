@@ -2,6 +2,7 @@
 #include "server/core/resources/reservation.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/base/session_memory.h"
 
@@ -109,8 +110,9 @@ int64_t LayerBytes(const SessionSpec& spec, const Method& method, uint32_t layer
 }
 
 Reservation ComputeReservation(const SessionSpec& spec, const MethodSet& methods, absl::Span<const uint32_t> layers,
-                               int window_steps, int parallelism) {
+                               int window_steps, int parallelism, int64_t free) {
   Reservation sum;
+  sum.at_once = parallelism;
   LayerScratch widest;
   for (const uint32_t index : layers) {
     const Method& method = methods.of(index);
@@ -123,10 +125,17 @@ Reservation ComputeReservation(const SessionSpec& spec, const MethodSet& methods
               .method = std::max(widest.method, scratch.method),
               .deferred = std::max(widest.deferred, scratch.deferred)};
   }
+  if (!layers.empty()) sum.staging = AddBytes(sum.staging, SessionTableBytes(spec));
   // A layer is the work of one strand. If not all layers run at once, each that runs may need blocks of the widest
   // layer.
-  if (static_cast<int64_t>(layers.size()) > parallelism) sum.scratch = Mul(parallelism, Total(spec, widest));
-  if (!layers.empty()) sum.staging = AddBytes(sum.staging, SessionTableBytes(spec));
+  const int64_t count = static_cast<int64_t>(layers.size());
+  const int64_t deferred = Mul(std::min<int64_t>(count, parallelism), std::exchange(widest.deferred, 0));
+  const auto limited = [&](int at_once) { return AddBytes(Mul(at_once, Total(spec, widest)), deferred); };
+  if (count > parallelism) sum.scratch = limited(parallelism);
+  while (sum.total() > free && sum.at_once > kFewestAtOnce) {
+    sum.at_once = std::max<int>(kFewestAtOnce, static_cast<int>(std::min<int64_t>(sum.at_once, count) / 2));
+    sum.scratch = std::min(sum.scratch, limited(sum.at_once));
+  }
   return sum;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -22,14 +23,17 @@ int64_t AddBytes(int64_t x, int64_t y);
 
 // Bytes that a session reserves.
 struct Reservation {
+  int at_once = 1;      // number of layers that run at once, at most
   int64_t states = 0;   // factors at their fullest
   int64_t scratch = 0;  // device and host buffers of the operations that may run at once
   int64_t staging = 0;  // contributions and results of the steps in the window
   int64_t total() const;
 };
 
-// Returns the bound for the given layers on a shard whose executor runs `parallelism` of them at once.
-// - Scratch: each layer's own if all run at once, otherwise `parallelism` times the widest layer's.
+// Returns the bound for the given layers on a shard whose executor runs `parallelism` of them at once, or the bound
+// with fewer at once, kFewestAtOnce or more, if only that is within `free` bytes.
+// - Scratch: each layer's own if all run at once, otherwise the widest layer's for each that does. Deferred work is not
+//   limited to fewer.
 // - Staging per layer, for window_steps + 1 steps (a step that left the window may still be waiting for its update):
 //   statistics of W workers in the session's statistics dtype, and kBytesPerContribution for each contribution.
 // - Staging per layer, for window_steps steps: the gradients of the ranks that send them, which results reuse; and an
@@ -40,7 +44,8 @@ struct Reservation {
 //   vectors in f32 in REPLAY and saved states in PULL_FACTORS; and two more saved states, one being saved and one being
 //   fetched.
 Reservation ComputeReservation(const SessionSpec& spec, const MethodSet& methods, absl::Span<const uint32_t> layers,
-                               int window_steps, int parallelism);
+                               int window_steps, int parallelism, int64_t free = std::numeric_limits<int64_t>::max());
+inline constexpr int kFewestAtOnce = 8;
 
 // Return floats of scratch on the device: those in which one layer's statistics of a step are merged; those for its
 // gradient and the answer.

@@ -104,6 +104,7 @@ struct SessionContext {
 
   std::shared_ptr<ShardContext> shard;
   uint64_t session_id = 0;
+  int layers_at_once = 1;  // see Reservation
   // From ShardSessions::NextGeneration; 0 unless the session had been on the shard before and was removed.
   uint64_t state_generation = 0;
   SessionSpec spec;

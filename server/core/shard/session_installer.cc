@@ -37,10 +37,10 @@ absl::Status CheckInstall(const SessionInstall& install) {
 }
 
 // Makes scratch memory for the session's layers. Must agree with ComputeReservation.
-ScratchPool MakeScratch(const ShardContext& shard, const SessionInstall& install,
+ScratchPool MakeScratch(const ShardContext& shard, const SessionInstall& install, int at_once,
                         int64_t (*elements)(const SessionSpec& spec, uint32_t layer)) {
   int64_t widest = 0;
-  if (static_cast<int64_t>(install.layers.size()) > shard.executor.parallelism()) {
+  if (static_cast<int64_t>(install.layers.size()) > at_once) {
     for (const uint32_t layer : install.layers) widest = std::max(widest, elements(install.spec, layer));
   }
   return ScratchPool(shard.backend, widest);
@@ -77,20 +77,22 @@ absl::StatusOr<int64_t> SessionInstaller::InstallNew(const SessionInstall& insta
   // A replay replaces no session: the journal has a record of its own for each removed session.
   if (source == Source::kCoordinator) PRECONDOR_RETURN_IF_ERROR(quarantine_.ReplaceSameNameSession(install));
   PRECONDOR_RETURN_IF_ERROR(serving_.CheckNotDraining(install.spec.name));
-  const int64_t bytes = ComputeReservation(install.spec, methods, install.layers, shard_->options.window_steps,
-                                           shard_->executor.parallelism())
-                            .total();
+  const Reservation reservation =
+      ComputeReservation(install.spec, methods, install.layers, shard_->options.window_steps,
+                         shard_->executor.parallelism(), shard_->memory.free());
+  const int64_t bytes = reservation.total();
   PRECONDOR_RETURN_IF_ERROR(shard_->memory.Reserve(install.spec.name, bytes));
-  std::shared_ptr<SessionContext> session_context(
-      new SessionContext{.shard = shard_,
-                         .session_id = install.session_id,
-                         .state_generation = sessions_.NextGeneration(install.session_id),
-                         .spec = install.spec,
-                         .methods = std::move(methods),
-                         .access = install.access,
-                         .statistics_scratch = MakeScratch(*shard_, install, StatisticsScratchElements),
-                         .gradient_scratch = MakeScratch(*shard_, install, GradientScratchElements),
-                         .restored_layers = RestoredLayers(install.spec.layers.size())});
+  std::shared_ptr<SessionContext> session_context(new SessionContext{
+      .shard = shard_,
+      .session_id = install.session_id,
+      .layers_at_once = reservation.at_once,
+      .state_generation = sessions_.NextGeneration(install.session_id),
+      .spec = install.spec,
+      .methods = std::move(methods),
+      .access = install.access,
+      .statistics_scratch = MakeScratch(*shard_, install, reservation.at_once, StatisticsScratchElements),
+      .gradient_scratch = MakeScratch(*shard_, install, reservation.at_once, GradientScratchElements),
+      .restored_layers = RestoredLayers(install.spec.layers.size())});
   absl::StatusOr<std::shared_ptr<ShardSession>> session =
       ShardSession::Create(std::move(session_context), install, bytes);
   if (!session.ok()) {
@@ -111,6 +113,7 @@ absl::StatusOr<int64_t> SessionInstaller::InstallNew(const SessionInstall& insta
                       {"session_id", install.session_id},
                       {"epoch", install.epoch},
                       {"layers", static_cast<uint64_t>(install.layers.size())},
+                      {"layers_at_once", reservation.at_once},
                       {"reserved_bytes", bytes}});
   return bytes;
 }

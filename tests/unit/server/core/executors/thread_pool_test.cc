@@ -59,11 +59,11 @@ TEST(ThreadPoolExecutorTest, ASessionDoesNotWaitForAnothersTasks) {
   ThreadPoolExecutor pool(2);
   std::latch released(1);
   // The first has all threads, and work that waits. The others' tasks wait for each other, so that each needs a thread.
-  for (int i = 0; i < 5; ++i) pool.Post(pool.NewStrandOf(1), [&] { released.wait(); });
+  for (int i = 0; i < 5; ++i) pool.Post(pool.NewStrandOf(1, 8), [&] { released.wait(); });
   for (int round = 0; round < 100; ++round) {
     std::latch others(3), done(2);
     for (const uint64_t session : {2, 3}) {
-      pool.Post(pool.NewStrandOf(session), [&] {
+      pool.Post(pool.NewStrandOf(session, 8), [&] {
         others.arrive_and_wait();
         done.count_down();
       });
@@ -79,14 +79,14 @@ TEST(ThreadPoolExecutorTest, ASessionHasNoMoreTasksAtOnceThanThereAreThreads) {
   ThreadPoolExecutor pool(2);
   std::latch begun(1), released(1);
   std::atomic<int> running = 0, most = 0, ran = 0;
-  pool.Post(pool.NewStrandOf(1), [&] {
+  pool.Post(pool.NewStrandOf(1, 8), [&] {
     begun.count_down();
     released.wait();
   });
   begun.wait();
-  pool.Post(pool.NewStrandOf(1), [&] { released.wait(); });
+  pool.Post(pool.NewStrandOf(1, 8), [&] { released.wait(); });
   for (int i = 0; i < 200; ++i) {
-    pool.Post(pool.NewStrandOf(2), [&] {
+    pool.Post(pool.NewStrandOf(2, 8), [&] {
       ++running;
       if (++ran == 20) released.count_down();  // then the threads take part
       // Long enough for a third one to come.
@@ -100,6 +100,30 @@ TEST(ThreadPoolExecutorTest, ASessionHasNoMoreTasksAtOnceThanThereAreThreads) {
   pool.Drain();
   EXPECT_EQ(ran, 200);
   EXPECT_LE(most, 2);
+}
+
+TEST(ThreadPoolExecutorTest, ASessionHasNoMoreTasksAtOnceThanItsLimit) {
+  for (const int fibers : {0, 16}) {
+    ThreadPoolExecutor pool(6, fibers);
+    std::atomic<int> running = 0, most = 0, ran = 0;
+    for (int i = 0; i < 200; ++i) {
+      for (const uint64_t session : {1, 2}) {  // the other one has no limit, and ends too
+        pool.Post(pool.NewStrandOf(session, session == 1 ? 2 : 100), [&, session] {
+          ++ran;
+          if (session == 2) return;
+          const int now = ++running;
+          int before = most;
+          while (before < now && !most.compare_exchange_weak(before, now)) {
+          }
+          for (int i = 0; i < 200 && running <= 2; ++i) std::this_thread::yield();
+          --running;
+        });
+      }
+    }
+    pool.Drain();
+    EXPECT_EQ(ran, 400);
+    EXPECT_LE(most, 2);
+  }
 }
 
 TEST(ThreadPoolExecutorTest, ABatchOfTasksWakesTheThreadsForEachEighthAndAtItsEnd) {
@@ -132,7 +156,7 @@ TEST(StrandQueueTest, SessionsTakeTurnsAndTheirStrandsWithinThese) {
   std::vector<std::pair<uint64_t, std::string>> strands;
   for (const auto& [session, name] :
        std::vector<std::pair<uint64_t, std::string>>{{7, "a"}, {7, "b"}, {7, "c"}, {9, "d"}, {9, "e"}}) {
-    strands.emplace_back(queue.NewStrand(session), name);
+    strands.emplace_back(queue.NewStrand(session, 2), name);
   }
   std::string order;
   for (int round = 0; round < 2; ++round) {

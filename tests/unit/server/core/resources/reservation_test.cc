@@ -4,6 +4,8 @@
 
 #include <limits>
 #include <memory>
+#include <numeric>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
@@ -26,9 +28,14 @@ class ReservationTest : public testing::Test {
     return spec;
   }
   const SessionSpec spec = TwoLayers();
-  const MethodSet methods = MethodSet::Make(spec, [](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
-                              return std::make_unique<FakeMethod>(std::make_shared<FakeMethodLog>(), true);
-                            }).value();
+  static MethodSet MethodsOf(const SessionSpec& spec) {
+    return MethodSet::Make(spec,
+                           [](const MethodConfig&) -> absl::StatusOr<std::unique_ptr<Method>> {
+                             return std::make_unique<FakeMethod>(std::make_shared<FakeMethodLog>(), true);
+                           })
+        .value();
+  }
+  const MethodSet methods = MethodsOf(spec);
 };
 
 TEST_F(ReservationTest, ALayersCostIsItsFlops) {
@@ -47,6 +54,28 @@ TEST_F(ReservationTest, ScratchIsEachLayersOwnWhereAllAreAtWorkAtOnce) {
   EXPECT_EQ(of({0, 1}, 1), wide);
   EXPECT_EQ(of({0, 1}, 2), narrow + wide);
   EXPECT_EQ(of({0, 1}, 512), narrow + wide);
+}
+
+TEST_F(ReservationTest, FewerLayersRunAtOnceWhereMemoryIsShort) {
+  SessionSpec large = spec;
+  large.layers.resize(100, large.layers[1]);
+  const MethodSet of_large = MethodsOf(large);
+  std::vector<uint32_t> layers(large.layers.size());
+  std::iota(layers.begin(), layers.end(), 0);
+  const auto with = [&](int64_t free) {
+    return ComputeReservation(large, of_large, layers, 2, /*parallelism=*/512, free);
+  };
+  const Reservation all = with(std::numeric_limits<int64_t>::max());
+  EXPECT_EQ(all.at_once, 512);
+  EXPECT_EQ(with(all.total()).total(), all.total());
+  const Reservation half = with(all.total() - all.scratch / 3);
+  EXPECT_EQ(half.at_once, 50);
+  EXPECT_EQ(half.states + half.staging, all.states + all.staging);
+  EXPECT_LE(half.total(), all.total() - all.scratch / 3);
+  const Reservation fewest = with(0);
+  EXPECT_EQ(fewest.at_once, kFewestAtOnce);
+  EXPECT_EQ(fewest.scratch, ComputeReservation(large, of_large, layers, 2, kFewestAtOnce).scratch);
+  EXPECT_EQ(ComputeReservation(large, of_large, layers, 2, /*parallelism=*/4, 0).at_once, 4);
 }
 
 TEST(MemoryAccountTest, AdmitsUpToTheLastByteAndNamesTheNumbers) {
